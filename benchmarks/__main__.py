@@ -5,7 +5,7 @@ import warnings
 import torch
 from transformers.utils import logging
 
-from benchmarks import answering, auditing, boundary, grids, losses, measuring, saving, steps, training
+from benchmarks import answering, auditing, boundary, grids, losses, measuring, preparing, saving, steps, training
 
 warnings.filterwarnings("ignore")
 logging.disable_progress_bar()
@@ -20,5 +20,6 @@ boundary.growth()
 boundary.narrow()
 auditing.command()
 answering.speed()
+preparing.cores()
 training.passes()
 grids.warm()

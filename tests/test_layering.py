@@ -50,7 +50,7 @@ ALLOWED = {  # lowest first
         "embedded",
     },
     "train": {
-        *("geometry", "adapters", "features", "methods", "data", "models", "config", "continual", "measurement"),
+        *("geometry", "adapters", "features", "constraints", "methods", "data", "models", "config", "continual", "measurement"),
         *("scores", "embedded", "runs", "export"),
     },
     "pages": {"scores", "recipes"},

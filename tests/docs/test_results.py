@@ -464,7 +464,9 @@ def test_every_claim_about_the_paper_names_a_test_or_a_table(pages):
     mini = re.sub(r"(?m)^<!-- (?:lead|unaligned) .*\n", "", (ROOT / "docs/lab/results-mini.md").read_text())  # no claims
     told = mini[mini.index("## What agrees") : mini.index("## What the mechanism shows")]
     told = built(told, "lab/results-mini.md")
-    claims = {name: re.findall(r"(?m)^- .*(?:\n  .*)*", text) for name, text in (("results-real.md", head), ("results-mini.md", told))}
+    claims = {
+        name: re.findall(r"(?m)^- .*(?:\n  .*)*", text) for name, text in (("results-real.md", head), ("results-mini.md", told))
+    }
     assert sum(map(len, claims.values())) >= 16
     places = {
         name: set(re.findall(r'<a id="([^"]+)">', page))
@@ -589,7 +591,8 @@ def test_the_emulation_keeps_ten_bits(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("page", "begin", "end"), [("results-mini.md", "## What agrees", "## Strengths"), ("results-real.md", "# Results", "## Not run")]
+    ("page", "begin", "end"),
+    [("results-mini.md", "## What agrees", "## Strengths"), ("results-real.md", "# Results", "## Not run")],
 )
 def test_no_value_of_a_comparison_is_typed_by_hand(page, begin, end):
     """Numbers of the prose beside the tables: settings and what the paper prints, no means of ours."""

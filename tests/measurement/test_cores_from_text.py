@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from dataclasses import fields
+from itertools import accumulate
 
 import pytest
 import torch
@@ -13,9 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import models
 from anchorlora import AdapterStack, Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, measure, protect
-from anchorlora.features import read_cores
+from anchorlora.adapters import attach
+from anchorlora.config import base_model_of
+from anchorlora.data import read_samples, token_ids
+from anchorlora.features import FeatureStore, read_cores
 from anchorlora.measurement import cores_from_data
+from anchorlora.models import cores_from_text
 from anchorlora.models.cores_from_text import CoreRule, spread_positions
+from anchorlora.models.load import load_base_model
 
 EPS32 = torch.finfo(torch.float32).eps
 ROWS = [{"text": f"the old fruit number {i} is a pear, {'very ' * (i % 5)}green and new {i * i}"} for i in range(40)]
@@ -121,6 +127,28 @@ def test_spread_rows_are_tokens_from_all_over_the_text(small_model, old):
         assert found.layers[layer].k_star == star
         apart = found.cores[layer].basis.double() - V @ (V.T @ found.cores[layer].basis.double())
         assert float(apart.norm()) <= 100 * EPS32 / gap
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_the_rows_kept_are_those_of_whole_texts_of_which_fewer_tokens_are_read(spread, small_model, old):
+    loaded = load_base_model(base_model_of("model", model=str(small_model), device="cpu"), folder=None, adapter=old)
+    adapted, samples = attach(loaded.model, old), read_samples(ROWS)
+    texts = list(token_ids(samples, loaded.tokenizer, max_tokens=512))
+    rule = CoreRule(rows=90, spread=spread)
+    kept = spread_positions([len(ids) for ids in texts], 90) if spread else dict.fromkeys(range(len(texts)), slice(None))
+    whole, tokens = FeatureStore(limit=90), []
+    masks = [torch.zeros(1, len(ids), dtype=torch.bool) for ids in texts]
+    for i, mask in enumerate(masks):
+        mask[0, kept.get(i, [])] = True
+    whole.read(adapted, [(torch.tensor([ids]), mask) for ids, mask in zip(texts, masks, strict=True) if mask.any()])
+    adapted.register_forward_pre_hook(lambda _, args, inputs: tokens.append(inputs["input_ids"].numel()), with_kwargs=True)
+    made, used = cores_from_text._read(adapted, loaded.tokenizer, samples, rule, device=torch.device("cpu"))
+    tried = 5 * cores_from_text.TRIED
+    assert used == (len(kept) if spread else sum(n < 90 for n in accumulate(map(len, texts))) + 1)
+    assert len(tokens) <= 2 + 2 + 1, "two texts one by one and together, then one row"
+    assert sum(tokens) - tried <= (0.95 * sum(map(len, texts)) if spread else 90)
+    for layer, rows in whole.last.core.items():
+        assert float((made.last.core[layer] - rows).abs().max()) <= 50 * EPS32 * float(rows.abs().max()), layer
 
 
 def test_spread_positions_take_one_token_of_each_equal_share():

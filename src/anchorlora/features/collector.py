@@ -43,7 +43,8 @@ class Collector:
     runs inside backward and does not count again.
     """
 
-    chosen: Tensor | None = None  # mask (examples, tokens) of the tokens to take; the attention mask if None
+    # mask (examples, tokens) of the tokens to take, or their places (n,) in a packed row; the attention mask if None
+    chosen: Tensor | None = None
     mask: Tensor | None = None  # of the present forward
     shape: tuple[int, int] | None = None  # (examples, tokens) of the present forward
 
@@ -210,12 +211,15 @@ class Collector:
                 f"feature rows are taken from inputs of shape (examples, tokens, d_in) or (tokens, d_in), but {store} reads "
                 f"{tuple(inputs.shape)}; leave this layer out of the targets"
             )
+        layout = packed_layout()
+        if layout and self.chosen is not None:
+            yield inputs[0, self.chosen]
+            return
         if self.mask is not None and inputs.shape[:2] != self.mask.shape:
             raise InvalidValue(
                 f"{store} reads {tuple(inputs.shape)}, but the attention mask is of {tuple(self.mask.shape)} (examples, tokens): "
                 "which of its rows are padding is not known; leave this layer out of the targets"
             )
-        layout = packed_layout()
         for i, rows in enumerate(layout.examples(inputs) if layout else inputs):
             yield rows if self.mask is None else rows[self.mask[i].bool()]
 

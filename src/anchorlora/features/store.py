@@ -23,6 +23,7 @@ from anchorlora.adapters.kinds import width_at
 from anchorlora.devices import float64_device, in_float64
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.features.collector import Collector, TaskRows, join_rows
+from anchorlora.features.layout import current
 from anchorlora.geometry import KEPT, GrowingRows, LayerCore, Subspace
 from anchorlora.processes import ALONE, Processes
 
@@ -140,10 +141,11 @@ class FeatureStore:
 
         Args:
             model: A causal language model with LoRA layers. Its training mode is restored at the end.
-            texts: One pair per forward: token ids (1, n), and a boolean mask (1, n) of the tokens to keep.
+            texts: One pair per forward: token ids (1, n), and a boolean mask (1, n) of the tokens to keep; of a packed row, the
+                places of these tokens (m,) instead, where a token of the common beginning may stand more than once.
 
         Returns:
-            The number of texts read.
+            The number of forwards.
 
         Raises:
             UnknownName: The model has no LoRA layer, or other layers than in earlier tasks.
@@ -163,8 +165,9 @@ class FeatureStore:
         try:
             with torch.no_grad():
                 for ids, kept in texts:
-                    collector.chosen = kept
-                    model(input_ids=ids, logits_to_keep=1, use_cache=False)
+                    collector.chosen, layout = kept, current()
+                    where = {} if layout is None else {"position_ids": layout.positions()[None].to(ids.device)}
+                    model(input_ids=ids, logits_to_keep=1, use_cache=False, **where)
                     count += 1
                     if collector.closed:
                         break

@@ -2,6 +2,8 @@
 
     text -> tokens -> a forward pass without dropout -> features of each adapted layer, X (n, d_in) -> core V (d_in, k)
 
+Which rows are kept is known before a text is read: only texts that give one are, each up to the last of its rows, several in one
+packed row.
 The default takes the first n tokens, as the paper does; with long examples they come from one or two of them. `spread` takes one
 token from each of n equal shares of all tokens instead, so that every part of the sample counts.
 """
@@ -11,22 +13,25 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anchorlora.adapters import read_adapter
+from anchorlora.adapters import lora_layers, read_adapter
 from anchorlora.config import BaseModelSettings, Targets, base_model_of
 from anchorlora.data import Sample, read_samples, token_ids
 from anchorlora.errors import InvalidValue
+from anchorlora.features.collector import EXPERT
 from anchorlora.features.files import write_cores
+from anchorlora.features.layout import Layout, common_prefix
 from anchorlora.features.store import FeatureStore, LayerCore
 from anchorlora.geometry import Subspace
 from anchorlora.models.load import ends_of
 from anchorlora.models.own_text import OWN_TOKENS, own_text
+from anchorlora.models.packing import packed, unpackable
 from anchorlora.models.session import Session
 from anchorlora.recipes import protocol
 from anchorlora.store.adapter_config import WEIGHTS_FILE
@@ -35,6 +40,8 @@ from anchorlora.store.run_folder import refuse_altered
 from anchorlora.store.seal import sha256
 
 GOLDEN = (5**0.5 - 1) / 2  # places in equal shares that follow no period of the text, such as examples of one length
+ROW_TOKENS = 2048  # most tokens of a packed row, or one text
+TRIED = 32  # tokens of the two texts that a packed row is tried on
 
 
 @dataclass(frozen=True)
@@ -202,19 +209,62 @@ def _read(
         """The tokens of every text."""
         return token_ids(samples, tokenizer, max_tokens=rule.max_tokens, ends=ends_of(adapted))
 
+    store, experts = FeatureStore(limit=rule.rows), any(map(EXPERT.search, lora_layers(adapted)))
+    if experts and not rule.spread:  # which tokens an expert reads is not known before
+        whole = (torch.tensor([ids], device=device) for ids in sequences() if ids)
+        return store, store.read(adapted, ((ids, torch.ones_like(ids, dtype=torch.bool)) for ids in whole))
     positions = spread_positions([len(ids) for ids in sequences()], rule.rows) if rule.spread else None
+    texts = list(_texts_with_rows(sequences(), positions, rule.rows))
+    together = not experts and _packable(adapted, texts)
+    store.read(adapted, _rows_together(adapted, texts, device) if together else _rows_apart(texts, device))
+    return store, len(texts)
 
-    def texts() -> Iterator[tuple[Tensor, Tensor]]:
-        """Each text with a mask of the tokens whose features are read."""
-        for i, ids in enumerate(sequences()):
-            chosen = slice(None) if positions is None else positions.get(i, [])
-            mask = torch.zeros(1, len(ids), dtype=torch.bool)
-            mask[0, chosen] = True
-            if ids and mask.any():
-                yield torch.tensor([ids], device=device), mask.to(device)
 
-    store = FeatureStore(limit=rule.rows)
-    return store, store.read(adapted, texts())
+Text = tuple[list[int], list[int]]  # tokens, and the positions of those whose features are kept
+
+
+def _texts_with_rows(sequences: Iterable[list[int]], positions: Mapping[int, list[int]] | None, rows: int) -> Iterator[Text]:
+    """Texts that give a row, each up to the last of its rows: none depends on the tokens after it."""
+    for i, ids in enumerate(sequences):
+        kept = list(range(min(rows, len(ids)))) if positions is None else positions.get(i, [])
+        if kept:
+            yield ids[: kept[-1] + 1], kept
+            rows -= len(kept)
+        if not rows:
+            return
+
+
+def _packable(adapted: Any, texts: Sequence[Text]) -> bool:
+    """Return True if the model reads several texts in one row as it reads them one by one."""
+    if len(texts) < 2:
+        return False
+    return unpackable(adapted, [ids[:TRIED] for ids, _ in texts[:2]], longest=max(len(ids) for ids, _ in texts)) is None
+
+
+def _rows_together(adapted: Any, texts: Sequence[Text], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Packed rows of texts, what they begin with once, with the places of the tokens whose features are kept."""
+    start = 0
+    while start < len(texts):
+        sizes = accumulate(len(ids) for ids, _ in texts[start:])
+        end = start + max(1, sum(1 for _ in takewhile(ROW_TOKENS.__ge__, sizes)))
+        group, start = texts[start:end], end
+        prefix = common_prefix([ids for ids, _ in group]) if len(group) > 1 else 0
+        layout = Layout(prefix, tuple(len(ids) - prefix for ids, _ in group))
+        row, places = group[0][0][:prefix], list[int]()
+        for ids, kept in group:
+            places += [at if at < prefix else len(row) + at - prefix for at in kept]
+            row = row + ids[prefix:]
+        ends = torch.tensor([prefix, *layout.lengths], device=device).cumsum(0)[1:] - 1
+        with packed(adapted, layout, ends):  # so the last layer's own part is read at these alone, where nothing is adapted in it
+            yield torch.tensor([row], device=device), torch.tensor(places, device=device)
+
+
+def _rows_apart(texts: Sequence[Text], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Texts one by one, with a mask of the tokens whose features are kept."""
+    for ids, kept in texts:
+        mask = torch.zeros(1, len(ids), dtype=torch.bool)
+        mask[0, kept] = True
+        yield torch.tensor([ids], device=device), mask.to(device)
 
 
 def spread_positions(lengths: Sequence[int], rows: int) -> dict[int, list[int]]:

@@ -1,0 +1,56 @@
+"""What `train` does before it trains: rows of old text for cores, and text that the model writes itself.
+
+ANCHORLORA_CHAT_MODEL names a chat model; without it, mini's base model stands for one. CPU seconds of one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from anchorlora.adapters import AdapterStack, usual_targets
+from anchorlora.config import base_model_of
+from anchorlora.data import read_samples, token_ids
+from anchorlora.features import FeatureStore
+from anchorlora.models.cores_from_text import CoreRule, cores_of_samples, spread_positions
+from anchorlora.models.load import LoadedModel, load_base_model
+from benchmarks.steps import base_model
+from benchmarks.timing import ratio, report, side_by_side
+
+PAGES = Path(__file__).parents[1] / "docs"
+
+
+def chat_model() -> LoadedModel:
+    name = os.environ.get("ANCHORLORA_CHAT_MODEL")
+    return load_base_model(base_model_of("the model", model=name, device="cpu"), folder=None) if name else base_model()
+
+
+def cores(texts: int = 12, rows: int = 60) -> None:
+    """Packed rows of texts up to their last kept token, against whole texts one by one; the rows are the same."""
+    loaded = chat_model()
+    model = AdapterStack(loaded.model, usual_targets(loaded.model), rank=1, alpha=1).model
+    text = "\n".join(file.read_text() for file in sorted(PAGES.glob("*.md")))
+    for characters in (300, 1500):
+        samples = read_samples([{"text": text[i * 997 :][:characters]} for i in range(texts)])
+        rule = CoreRule(rows=rows, at_most=16, spread=True)
+
+        def apart(samples: list = samples, rule: CoreRule = rule) -> None:
+            ids = list(token_ids(samples, loaded.tokenizer, max_tokens=rule.max_tokens))
+            store = FeatureStore(limit=rule.rows)
+            pairs = []
+            for i, kept in spread_positions([len(each) for each in ids], rule.rows).items():
+                mask = torch.zeros(1, len(ids[i]), dtype=torch.bool)
+                mask[0, kept] = True
+                pairs.append((torch.tensor([ids[i]]), mask))
+            store.read(model, pairs)
+            store.decompose(energy=rule.energy, at_least=rule.at_least, at_most=rule.at_most, wide=rule.at_most)
+
+        packed = partial(cores_of_samples, model, loaded.tokenizer, samples, rule, device=torch.device("cpu"))
+        times = side_by_side({"packed": packed, "apart": apart}, rounds=3, warm=1, clock=time.process_time)
+        report(
+            f"cores of {texts} texts of {characters} characters, packed / one by one", ratio(times, "packed", "apart"), "<= 0.95"
+        )
