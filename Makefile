@@ -102,7 +102,7 @@ docs: setup
 site: .venv/.test-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# the tables of docs/loops.md, docs/guarded.md and docs/architectures.md from the results of their tests
+# the tables of docs/supported.md from the results of their tests
 tables: .venv/.test-ready
 	rm -f .tables.jsonl
 	ANCHORLORA_TABLES=$(CURDIR)/.tables.jsonl $(BIN)/python -m pytest -n 2 -q tests/loops tests/guards tests/architectures

@@ -113,6 +113,7 @@ if __name__ == "__main__":
     PACKAGE.write_text(in_step(filled(PACKAGE.read_text()), README.read_text()))
     (ROOT / "docs/methods.md").write_text(methods_page())
     results_tables.draw()
+    results_keeping.draw()
     for folder in (path for path in sorted(FRONTIER.iterdir()) if path.is_dir()):
         drawn = as_bytes(picture(read_records(folder)), ("svg",))["svg"]
         (ROOT / f"docs/figures/frontier-{folder.name}.svg").write_bytes(drawn)
