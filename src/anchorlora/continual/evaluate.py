@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin
 
 from anchorlora.continual.batches import IGNORED, micro_batch, packed_row, padded, rows_of
-from anchorlora.continual.decode import cache_argument, cache_in, decode, drafts_of
+from anchorlora.continual.decode import decode, drafts_of
 from anchorlora.data import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
 from anchorlora.data.templates import stop_ids
 from anchorlora.devices import in_float64
-from anchorlora.models.load import ends_of
+from anchorlora.models.load import cache_argument, cache_in, ends_of
 from anchorlora.models.packing import packed as reading_packed
 from anchorlora.processes import ALONE, Processes
 
