@@ -112,7 +112,7 @@ def answer_losses(
     model.eval()
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt) + len(examples[i].answer))
     numbered = iter(order)
-    batches = [[(next(numbered), e) for e in group] for group in rows_of([examples[i] for i in order], tokens)]
+    batches = [[(next(numbered), e) for e in group] for group in rows_of([examples[i] for i in order], tokens, share=packed)]
     found: dict[int, dict[str, float]] = {}
     for start in range(0, len(batches), processes.count):
         new: dict[int, dict[str, float]] = {}
