@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anchorlora.data import Encoded
 from anchorlora.features.layout import Layout, common_prefix
+from anchorlora.models.head import losses_in_chunks
 from anchorlora.processes import ALONE, Processes
 
 IGNORED = -100
@@ -46,6 +47,7 @@ class MicroBatch:
     places: tuple[str, ...] = ()  # where the examples come from, for messages
     remembered: Tensor | None = None  # (n,) true for examples of earlier tasks; None where there are none
     chats: tuple[int, ...] = ()  # of a packed row, the number of examples that each of its texts answers for
+    head: nn.Linear | None = None  # makes logits of what the model returns, where that is hidden states
 
     def __len__(self) -> int:
         return self.targets.shape[0]
@@ -54,6 +56,11 @@ class MicroBatch:
     def answer_tokens(self) -> int:
         """Number of answer tokens."""
         return int((self.targets != IGNORED).sum())
+
+    @property
+    def positions(self) -> int:
+        """Number of positions that logits are made of, known without asking the device."""
+        return len(self) * self.keep if isinstance(self.keep, int) else len(self.keep)
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return the batch on a device."""
@@ -261,6 +268,9 @@ def _token_losses(logits: Tensor, batch: MicroBatch, weight: TokenWeight | None 
     digits with every word, and other positions would cost as much as the answers.
     """
     answered = batch.targets != IGNORED
+    if batch.head is not None:
+        losses = losses_in_chunks(batch.answer_logits(logits), batch.head, batch.targets[answered], weight)
+        return losses.new_zeros(answered.shape).masked_scatter(answered, losses)
     predicted = batch.answer_logits(logits).float()
     losses = torch.nn.functional.cross_entropy(predicted, batch.targets[answered], reduction="none")
     if weight is not None:
