@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from anchorlora.scores import paired_interval
+from anchorlora.scores import Paired
 from anchorlora_lab.report.figures.style import COLORS, REFERENCE, as_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -138,7 +138,7 @@ def tables(results: dict[str, list[dict[str, Any]]]) -> str:
         cells = []
         for where in MEASURED:
             was, now = scores(theirs, *where), scores(ours, *where)
-            low, high = paired_interval(was, now)
+            low, high = Paired(was, now).interval()
             digits = 3 if where[1] == "loss" else 1
             cells.append(f"{mean(now) - mean(was):+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})")
         lines.append([f"{WORDS[pair[0]]} against {WORDS[pair[1]]}", str(len(seeds)), *cells])
@@ -158,7 +158,7 @@ def instead(results: dict[str, list[dict[str, Any]]]) -> str:
         lost = ""
         if name != "before":
             was = scores(results["before"], *MEASURED[1])
-            low, high = paired_interval(was, old)
+            low, high = Paired(was, old).interval()
             lost = f"{mean(old) - mean(was):+.1f} ({low:+.1f} to {high:+.1f})"
         rows.append([words, NEEDS[name], f"{mean(new):.1f}", f"{mean(old):.1f}", lost, *costs(found)])
     heads = ["you use", "it needs", "new task, %", "old task, %", "old task, change (95 %)", "CPU s", "peak MB", "stored MB"]

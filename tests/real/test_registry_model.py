@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from anchorlora.adapters import write_adapter
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
-from anchorlora.continual.evaluate import predict
+from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import Encoder, ExactMatch, TextTask, TokenF1, examples_of, normalize, samples_of
 from anchorlora.data.templates import stop_ids
 from anchorlora.geometry import Factors
@@ -102,7 +102,7 @@ def test_losses_and_greedy_answers_are_those_of_plain_transformers(chatting):
     task = TextTask("t", metrics=(TokenF1(), ExactMatch()))
     encoded = encoder.encode(task, examples_of(samples_of([("row", row) for row in rows()], source="rows")))
     packed = unpackable(model, [e.prompt + e.answer for e in encoded]) is None
-    answers = predict(model, tokenizer, task, encoded, max_new_tokens=24, batch=4, device=torch.device("cpu"), packed=packed)
+    answers = Scorer(model, tokenizer, max_new_tokens=24, batch=4, device=torch.device("cpu"), packed=packed).score(task, encoded)
     for e, answer in zip(encoded, answers, strict=True):
         ids = torch.tensor([[*e.prompt, *e.answer]])
         labels = ids.clone()

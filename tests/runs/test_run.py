@@ -19,8 +19,9 @@ from anchorlora.adapters import read_adapter
 from anchorlora.constraints import ActiveConstraint
 from anchorlora.continual.callback import RunCallback
 from anchorlora.data import Benchmark, normalize
-from anchorlora.errors import NotFinite, ProtectionLost, UnknownName
+from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost, UnknownName
 from anchorlora.features.files import read_cores
+from anchorlora.models.session import Session
 from anchorlora.store.record import VOLATILE, read_record
 
 FAMILIES = ("sfor", "o-lora-hard", "fold-8")
@@ -51,6 +52,26 @@ def test_the_directory_holds_what_the_contract_promises(finished):
         assert {p.name for p in folder.iterdir()} == {"adapter", "cores.safetensors", "predictions.jsonl"}
         assert {p.name for p in (folder / "adapter").iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
     assert read_record(out / "record.json") == record
+
+
+def test_a_run_on_an_open_model_is_bitwise_the_same_whatever_ran_on_it_before(finished, tmp_path, small_benchmark, small_model):
+    out, record = finished
+    recipe = small.recipe(small_benchmark, small_model)
+    session = Session(recipe.base_model)
+    other = recipe.changed({"rank": 2, "train_limit": 4, "gradient_checkpointing": True})
+    run(other, tmp_path / "other", "o-lora", session=session)
+    session.adapted(next(out.glob("tasks/1-*/adapter")))
+    run(recipe, tmp_path / "again", record.method.name, session=session)
+    assert steady(tmp_path / "again/record.json") == steady(out / "record.json")
+    for adapter in out.glob("tasks/*/adapter/adapter_model.safetensors"):
+        assert adapter.read_bytes() == (tmp_path / "again" / adapter.relative_to(out)).read_bytes()
+
+
+def test_a_recipe_of_another_model_than_the_open_one_is_refused(tmp_path, small_benchmark, small_model):
+    recipe = small.recipe(small_benchmark, small_model)
+    with pytest.raises(InvalidValue, match="other settings"):
+        run(recipe, tmp_path / "run", session=Session(recipe.changed({"dtype": "bfloat16"}).base_model))
+    assert not (tmp_path / "run").exists()
 
 
 def test_at_learning_rate_0_the_base_model_is_tested(tmp_path, small_benchmark, small_model):

@@ -116,9 +116,9 @@ def train(
     from anchorlora.runs.trackers import tracked
     from anchorlora.store.run_folder import RunFolder
     from anchorlora.train.answers import answers_of
+    from anchorlora.train.judge import Margin
     from anchorlora.train.request import skill_request
     from anchorlora.train.train import train_skill
-    from anchorlora.train.verdict import Margin
 
     fields, numbers = settings_of(settings)
     if numbers:
@@ -159,7 +159,7 @@ def train(
             say=lambda said: None if already else err.print(f"{said} ..."),
             conduct=vars(conduct),
             margin=Margin(points=margin),
-        )
+        ).as_dict()
     answers = answers_of(to, found)
     try:
         write_verdict(found, to / "index.html", Evidence.of(to, answers))

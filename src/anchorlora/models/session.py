@@ -49,7 +49,8 @@ class Session:
         """Return the model without adapters, in evaluation mode, with nothing that training left behind."""
         model: Any = self.loaded.model
         detach(model)
-        if getattr(model, "is_gradient_checkpointing", False):  # transformers drops the older name in version 6
+        if any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):
+            # transformers drops the older name in version 6
             (getattr(model, "activation_checkpointing_disable", None) or model.gradient_checkpointing_disable)()
         model.eval()
         return self.loaded

@@ -21,7 +21,7 @@ from anchorlora.adapters import Anchor
 from anchorlora.constraints import Freeze
 from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.data import longest_first
-from anchorlora.continual.evaluate import answer_losses
+from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import LOSS, TOKEN_ACCURACY, EncodedExamples, Encoder, TextFiles
 from anchorlora.errors import InvalidValue
 from anchorlora.export.scale import scaled_change
@@ -32,7 +32,7 @@ from anchorlora.methods.merged import MergedPerTask
 from anchorlora.models.load import ends_of
 from anchorlora.models.packing import unpackable
 from anchorlora.models.session import Session
-from anchorlora.scores import paired_interval
+from anchorlora.scores import Paired
 from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
 from anchorlora.train.request import FRESH, SkillRequest, default_recipe
@@ -41,7 +41,7 @@ from anchorlora.train.stages import Say, facts_in, probes_in, scores_in, skill_f
 BUDGET = "budget.json"  # in skill/
 STEPS = 20  # scales are tried from 1 down, by 1 / STEPS
 FEWEST = 12  # held-out rows, half of which choose: fewer than six have no interval
-TOKENS = 1024  # of a forward pass
+BATCH = 16  # examples of a forward pass, or as many tokens
 
 
 def refuse_nonlinear(request: SkillRequest, method: Method) -> None:
@@ -85,7 +85,6 @@ class WithinBudget(RunCallback):
         encoder = Encoder(
             tokenizer, max_tokens=default_recipe().changed(self.request.settings).training.max_tokens, ends=ends_of(model)
         )
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         names = [part["name"] for part in facts_in(self.folder)["kept"]]
         before = {name: [row["metrics"][LOSS] for row in scores_in(self.folder, "before")[name]] for name in names}
         kept = {name: self._encoded(encoder, name, probes_in(self.folder / "before", name)) for name in names}
@@ -95,8 +94,8 @@ class WithinBudget(RunCallback):
         packed = {name: unpackable(model, longest_first(e)) is None for name, e in (*kept.items(), (self.request.name, skill))}
 
         def losses(name: str, examples: EncodedExamples) -> list[dict[str, float]]:
-            device = self.session.loaded.device
-            return answer_losses(model, examples, pad=pad, tokens=TOKENS, device=device, packed=packed[name])
+            scorer = Scorer(model, tokenizer, 1, BATCH, self.session.loaded.device, packed=packed[name])
+            return scorer.losses(examples)
 
         learned = {1.0: losses(self.request.name, skill)}
         curve: list[dict[str, Any]] = []
@@ -140,4 +139,5 @@ def leave_at(anchor: Anchor, trained: Mapping[str, Factors], scale: float) -> No
 
 def rise(before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
     """Return the mean rise of a loss over the same rows, and its upper 95 % bound."""
-    return {"n": len(before), "mean": mean(after) - mean(before), "most": paired_interval(before, after, level=0.9)[1]}
+    pairs = Paired(before, after)
+    return {"n": pairs.n, "mean": mean(pairs.changes), "most": pairs.interval(level=0.9)[1]}

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -31,7 +32,7 @@ from anchorlora.adapters import read_adapter, usual_targets
 from anchorlora.config import Recipe
 from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.data import longest_first
-from anchorlora.continual.evaluate import predict
+from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.memory import memory_of_text
 from anchorlora.continual.seeds import number
 from anchorlora.data import Encoder, Sample, TextFiles, TextSource, read_samples
@@ -50,6 +51,7 @@ from anchorlora.store.files import write_lines, write_text
 from anchorlora.store.json import read_file
 from anchorlora.store.seal import LARGEST_SEALED, sealed_folder
 from anchorlora.store.tensors import write_tensors
+from anchorlora.train.judge import Comparison
 from anchorlora.train.kept import (
     CAPACITY,
     MOST_PROBES,
@@ -229,16 +231,8 @@ def scored(
         unpacked = unpackable(adapted, longest_first(examples), longest=longest)
         if unpacked is not None:
             say(f"this model reads no packed rows ({unpacked}), so {name} is padded instead")
-        answers = predict(
-            adapted,
-            session.tokenizer,
-            task,
-            examples,
-            max_new_tokens=evaluation.max_new_tokens,
-            batch=evaluation.eval_batch,
-            device=session.loaded.device,
-            packed=unpacked is None,
-        )
+        how = {"device": session.loaded.device, "packed": unpacked is None}
+        answers = Scorer.of(adapted, session.tokenizer, evaluation, **how).score(task, examples)
         found[name] = [
             {"text": a.text, "gold": a.gold, "metrics": dict(a.scores), "prompt_sha256": e.prompt_sha256}
             for a, e in zip(answers, examples, strict=True)
@@ -298,7 +292,6 @@ def change_on(
 ) -> dict[str, Any]:
     """Return loss and primary metric on data, with one adapter and with another of the same base model."""
     from anchorlora.store.artifact import artifact_in
-    from anchorlora.train.verdict import compared
 
     then, now = artifact_in(before), artifact_in(after)
     settings = now.base_model(model)
@@ -311,4 +304,4 @@ def change_on(
     for adapter in (None if then.kind == "model" else then.adapter, now.adapter):
         session = Session(settings, adapter=adapter)
         found.append(scored(session, session.adapted(adapter), {"data": files}, default_recipe(), lambda sentence: None)["data"])
-    return compared(*found)
+    return asdict(Comparison.of(*found))

@@ -36,11 +36,12 @@ from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import SKILL, RunFolder, may_precede_config
 from anchorlora.store.seal import sealed_folder
 from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear
+from anchorlora.train.judge import DEFAULT_MARGIN, Margin
 from anchorlora.train.kept import PROBES, ROWS, counted_at, earlier_places
 from anchorlora.train.request import FRESH, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
 from anchorlora.train.stages import SCORES, Say, after, before, facts_in, probes_in, rows_in, scored, scores_in, skill_files
-from anchorlora.train.verdict import DEFAULT_MARGIN, Margin, verdict_of
+from anchorlora.train.verdict import Verdict, verdict_of
 
 REQUEST, UNPROTECTED = "request.yaml", "unprotected"
 
@@ -55,7 +56,7 @@ def train_skill(
     say: Say = lambda sentence: None,
     conduct: Mapping[str, Any] | None = None,
     margin: Margin = DEFAULT_MARGIN,
-) -> dict[str, Any]:
+) -> Verdict:
     """Teach a model a skill, keep what it could do, and return how that went.
 
     The directory is a run directory, with `adapter/` (one ordinary PEFT adapter) and `skill/` (what a later skill goes on from). A
@@ -75,22 +76,22 @@ def train_skill(
             return _finished(request, out, margin)
         _taught(request, out, methods, lease, say, callbacks=callbacks, stop=stop, conduct=conduct or {})
         lease.check()
-        found = _judged(request, out, margin)
-        write_text(RunFolder(out).verdict, json.dumps(found, indent=1) + "\n")
+        verdict = _judged(request, out, margin)
+        write_text(RunFolder(out).verdict, json.dumps(verdict.as_dict(), indent=1) + "\n")
         seal_skill(request, out)
-        return found
+        return verdict
 
 
-def _finished(request: SkillRequest, out: Path, margin: Margin) -> dict[str, Any]:
+def _finished(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
     """The verdict of a skill that was taught to its end, whose files are what was written; by another margin if one is given."""
     run = RunDirectory(out)
     run.refuse_damaged_skill()
     run.finished()
-    found = read_file(run.verdict, dict[str, Any], remedy="train the skill again, with another --out")
-    return found if found.get("margin") == margin.as_dict() else _judged(request, out, margin)
+    verdict = read_file(run.verdict, Verdict, remedy="train the skill again, with another --out")
+    return verdict if verdict.margin == margin else _judged(request, out, margin)
 
 
-def _judged(request: SkillRequest, out: Path, margin: Margin) -> dict[str, Any]:
+def _judged(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
     """The verdict on a skill that was taught, from the files of its directory."""
     folder = out / SKILL
     then, now = scores_in(folder, "before"), scores_in(folder, "after") | {request.name: _predictions(out, request.name)}
