@@ -44,7 +44,11 @@ def table_of_fields() -> str:
     source = (ROOT / "src/anchorlora/config.py").read_text(encoding="utf-8")
     meaning = dict(re.findall(r"^    (\w+): [^\n]*?  # ([^\n]+)$", source, flags=re.M))
     rows = [
-        [f"`{name}`", meaning[name].replace("None", "none").replace("<", "&lt;"), *(shown(getattr(getattr(recipe, part), name)) for recipe in (default_recipe(), standard_cl()))]
+        [
+            f"`{name}`",
+            meaning[name].replace("None", "none").replace("<", "&lt;"),
+            *(shown(getattr(getattr(recipe, part), name)) for recipe in (default_recipe(), standard_cl())),
+        ]
         for part in Recipe.model_fields
         if part != "name"
         for name in type(getattr(standard_cl(), part)).model_fields
