@@ -13,14 +13,19 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from tabulate import tabulate
+
 import method_pages
 import results
 import results_keeping
 import results_own
 import results_tables
 from anchorlora.cli.methods import methods_page
+from anchorlora.config import Recipe
 from anchorlora.data.forms import table_of_forms
 from anchorlora.methods.choice import MEASURED
+from anchorlora.recipes import standard_cl
+from anchorlora.train.request import default_recipe
 from anchorlora_lab.frontier.bench import read_records
 from anchorlora_lab.frontier.picture import picture
 from anchorlora_lab.frontier.tables import frontier_tables
@@ -46,9 +51,36 @@ def frontier_in_words() -> str:
     )
 
 
+def table_of_fields() -> str:
+    """Every field of a recipe: the comment of its line in config.py, and its value for `train` and in `standard-cl`."""
+    source = (ROOT / "src/anchorlora/config.py").read_text(encoding="utf-8")
+    meaning = dict(re.findall(r"^    (\w+): [^\n]*?  # ([^\n]+)$", source, flags=re.M))
+    rows = [
+        [
+            f"`{name}`",
+            meaning[name].replace("None", "none").replace("<", "&lt;"),
+            *(shown(getattr(getattr(recipe, part), name)) for recipe in (default_recipe(), standard_cl())),
+        ]
+        for part in Recipe.model_fields
+        if part != "name"
+        for name in type(getattr(standard_cl(), part)).model_fields
+    ]
+    return tabulate(rows, ["field", "meaning", "`train`", "`standard-cl`"], tablefmt="github", disable_numparse=True)
+
+
+def shown(value: object) -> str:
+    """A value of a field as `--set` takes it."""
+    if isinstance(value, dict):
+        return ", ".join(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 REGIONS: dict[str, Callable[..., str]] = {
     "forms": table_of_forms,
     "frontier-in-words": frontier_in_words,
+    "fields": table_of_fields,
     "frontier": lambda model: "\n".join(map(writers.markdown, frontier_tables(read_records(FRONTIER / model), choosing=CHOOSING))),
     **results_own.TABLES,
     **results_tables.REGIONS,
