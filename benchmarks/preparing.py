@@ -16,6 +16,7 @@ from anchorlora.adapters import AdapterStack, usual_targets
 from anchorlora.config import base_model_of
 from anchorlora.data import read_samples, token_ids
 from anchorlora.features import FeatureStore
+from anchorlora.models import own_text
 from anchorlora.models.cores_from_text import CoreRule, cores_of_samples, spread_positions
 from anchorlora.models.load import LoadedModel, load_base_model
 from benchmarks.steps import base_model
@@ -54,3 +55,20 @@ def cores(texts: int = 12, rows: int = 60) -> None:
         report(
             f"cores of {texts} texts of {characters} characters, packed / one by one", ratio(times, "packed", "apart"), "<= 0.95"
         )
+
+
+def own(texts: int = 64, tokens: int = 40) -> None:
+    """Chats of the model's own, four batches at once whose ended rows leave, against one batch after the other that keeps them."""
+    loaded = chat_model()
+    drawn: dict[str, list] = {}
+
+    def write(name: str, at_once: int, leave: float) -> None:
+        own_text.TOGETHER, own_text.LEAVE = at_once, leave
+        drawn[name] = own_text.own_text(loaded.model, loaded.tokenizer, count=texts, seed=3, max_tokens=tokens)
+
+    ways = {"at once": partial(write, "at once", own_text.TOGETHER, own_text.LEAVE), "in turn": partial(write, "in turn", 1, 0.0)}
+    times = side_by_side(ways, rounds=1, warm=0, clock=time.process_time)
+    alike = sum(a == b for a, b in zip(*drawn.values(), strict=True))
+    report(
+        f"{texts} own texts, at once / in turn", ratio(times, "at once", "in turn"), "<= 0.7", f"({alike} of {texts} texts alike)"
+    )

@@ -13,14 +13,19 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from tabulate import tabulate
+
 import method_pages
 import results
 import results_keeping
 import results_own
 import results_tables
 from anchorlora.cli.methods import methods_page
+from anchorlora.config import Recipe
 from anchorlora.data.forms import table_of_forms
 from anchorlora.methods.choice import MEASURED
+from anchorlora.recipes import standard_cl
+from anchorlora.train.request import default_recipe
 from anchorlora_lab.frontier.bench import read_records
 from anchorlora_lab.frontier.picture import picture
 from anchorlora_lab.frontier.tables import frontier_tables
@@ -32,8 +37,50 @@ from anchorlora_lab.report.tables import complete_table
 ROOT = Path(__file__).parents[1]
 README, PACKAGE, FIGURE = ROOT / "README.md", ROOT / "docs/package.md", ROOT / "docs/figures/mini-stages.svg"
 FRONTIER, CHOOSING = ROOT / "results/frontier", ("labels", "card")
+
+
+def frontier_in_words() -> str:
+    """What plain LoRA and our own methods keep where they learn as much, on the skills that chose the settings."""
+    table, *_ = frontier_tables(read_records(FRONTIER / "smollm2"), choosing=CHOOSING)
+    rows, clusters = {row[0]: row for row in table.rows}, table.rows[0][3]
+    names = {"plain": "plain LoRA, scaled,", "sensitive-core": "`sensitive-core`", "fold-16": "`fold-16`"}
+    said = "; ".join(f"{called} {rows[name][4]:.0f} and {rows[name][6]:+.1f}" for name, called in names.items() if name in rows)
+    return (
+        "on SmolLM2-135M-Instruct, all linear layers, each at the setting that learns as much as plain LoRA at its best on other "
+        f"examples. New skill, in %, and the change of old abilities, in points ({clusters} pairs of a skill and a seed): {said}."
+    )
+
+
+def table_of_fields() -> str:
+    """Every field of a recipe: the comment of its line in config.py, and its value for `train` and in `standard-cl`."""
+    source = (ROOT / "src/anchorlora/config.py").read_text(encoding="utf-8")
+    meaning = dict(re.findall(r"^    (\w+): [^\n]*?  # ([^\n]+)$", source, flags=re.M))
+    rows = [
+        [
+            f"`{name}`",
+            meaning[name].replace("None", "none").replace("<", "&lt;"),
+            *(shown(getattr(getattr(recipe, part), name)) for recipe in (default_recipe(), standard_cl())),
+        ]
+        for part in Recipe.model_fields
+        if part != "name"
+        for name in type(getattr(standard_cl(), part)).model_fields
+    ]
+    return tabulate(rows, ["field", "meaning", "`train`", "`standard-cl`"], tablefmt="github", disable_numparse=True)
+
+
+def shown(value: object) -> str:
+    """A value of a field as `--set` takes it."""
+    if isinstance(value, dict):
+        return ", ".join(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 REGIONS: dict[str, Callable[..., str]] = {
     "forms": table_of_forms,
+    "frontier-in-words": frontier_in_words,
+    "fields": table_of_fields,
     "frontier": lambda model: "\n".join(map(writers.markdown, frontier_tables(read_records(FRONTIER / model), choosing=CHOOSING))),
     **results_own.TABLES,
     **results_tables.REGIONS,

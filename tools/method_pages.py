@@ -88,7 +88,7 @@ def measured(method: Method, runs: Mapping[str, Sequence[Run]]) -> str:
     return f"""\
 {table}
 {settings}
-Means over {count} runs of [`mini`](../mini.md) (three orders, three seeds), with 95 % intervals over runs.
+Means over {count} runs of [`mini`](../study.md#the-embedded-benchmark) (three orders, three seeds), with 95 % intervals over runs.
 [The scores](../study.md#the-scores) explains AA, LA, BWT, and FM.
 [Results on mini](../lab/results-mini.md) and [Our own methods](../lab/own-methods.md) test the differences between methods.
 """

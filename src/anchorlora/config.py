@@ -102,23 +102,23 @@ class Settings(BaseModel):
 class TaskSettings(Settings):
     """Data of a run: source, orders of the tasks, and how many examples."""
 
-    data: Place | None = None
+    data: Place | None = None  # folder, list of files, or dataset with the tasks
     orders: dict[str, Order] = {}  # name of an order -> names of its tasks
     train_limit: Examples | None = None  # training examples per task, the first of the file; None for all
     test_limit: Examples | None = None  # test examples per task; None for all
-    tested_on: Literal["test", "holdout"] = "test"
+    tested_on: Literal["test", "holdout"] = "test"  # "holdout" tests on a part of the training data
 
 
 class BaseModelSettings(Settings):
     """The frozen base model, a causal language model, and how it is loaded."""
 
-    model: Place | None = None  # A folder, a Hugging Face name, or "embedded:<name>"
+    model: Place | None = None  # folder, Hugging Face name, or "embedded:<name>"
     revision: Place | None = None  # revision of a Hugging Face name
     trust_remote_code: Commit | None = None  # commit whose model code may run; None never runs any
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # "auto" is bfloat16 on a GPU that has it, else float32
-    quantized: Literal["nf4", "int8"] | None = None
-    chat_template: Place | None = None  # A Jinja file with the chat template of a tokenizer that has none
-    date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None = None
+    quantized: Literal["nf4", "int8"] | None = None  # 4 or 8 bits, by bitsandbytes
+    chat_template: Place | None = None  # Jinja file with the chat template of a tokenizer that has none
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None = None  # day that a chat template sees
     device: Annotated[str, AfterValidator(_with_numbers)] = "auto"  # "auto" is the accelerator that torch finds, else the CPU
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None  # CPU threads; None is torch's choice
 
@@ -128,10 +128,10 @@ class Adapter(Settings):
 
     targets: Targets  # ends of module paths, or "all-linear"
     rank: Directions  # rank r of a task's adapter
-    alpha: Positive  # loRA's alpha; the scale is alpha / r
+    alpha: Positive  # LoRA's alpha; the scale is alpha / r
     rslora: bool = False  # use the scale alpha / sqrt(r) instead
     dropout: Annotated[float, Field(ge=0, lt=1)]  # dropout on the adapter's input
-    history_dropout: Literal["off", "shared"] = "off"
+    history_dropout: Literal["off", "shared"] = "off"  # "shared" gives history and block one mask
 
 
 class Features(Settings):
@@ -161,44 +161,44 @@ class Training(Settings):
     epochs: Count  # passes over the task's examples
     window: Count  # examples per optimizer step
     micro_batch: Count  # examples per forward pass, if they are padded
-    batching: Literal["padded", "packed"] = "padded"
-    row_tokens: Count = 8192
-    learning_rate: Annotated[float, Field(ge=0, le=10**9)]
-    betas: tuple[Share, Share]
-    eps: Positive
-    weight_decay: Annotated[float, Field(ge=0, le=10**9)]
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    batching: Literal["padded", "packed"] = "padded"  # "packed" puts the examples of a step into one row
+    row_tokens: Count = 8192  # most tokens of a packed row
+    learning_rate: Annotated[float, Field(ge=0, le=10**9)]  # AdamW's, at the peak of the schedule
+    betas: tuple[Share, Share]  # AdamW's
+    eps: Positive  # AdamW's
+    weight_decay: Annotated[float, Field(ge=0, le=10**9)]  # AdamW's
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # course of the learning rate within a task
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of a task's steps in which the learning rate rises from 0
     clip_norm: Positive | None = None  # gradient norm to clip to, before penalties and projections; None does not clip
     loss: Literal["example_mean", "token_mean"]  # mean over examples ("example_mean") or over tokens ("token_mean")
     token_weights: Literal["dft", "eaft"] | None = None  # weight of each token: its probability, or how unsure the model is
     max_tokens: Annotated[int, Field(ge=1, le=10**8)]  # most tokens of an example, prompt and answer together
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = False  # compute activations again in the backward pass
 
 
 class EvaluationSettings(Settings):
     """Evaluation of a task: greedy decoding, exact match."""
 
-    max_new_tokens: Count
+    max_new_tokens: Count  # most tokens of an answer
     eval_batch: Count  # examples decoded together; sorted by length, padded on the left
     share_prefix: bool = True  # compute the common beginning of a task's prompts only once
-    backend: Literal["transformers", "vllm"] = "transformers"
+    backend: Literal["transformers", "vllm"] = "transformers"  # what answers the test examples
 
 
 class Tracing(Settings):
     """Measurements of each later task that change nothing in it."""
 
-    trace_points: Annotated[int, Field(ge=2, le=MANY)] | None = None
+    trace_points: Annotated[int, Field(ge=2, le=MANY)] | None = None  # steps of a later task to record
     trace_layers: bool = False  # record every layer's numbers too
-    predicted_kl: bool = False
+    predicted_kl: bool = False  # forecast what each task does to earlier answers
 
 
 class Start(Settings):
     """What a run goes on from, where it was not this program that trained it."""
 
-    old_adapter: Place | None = None
+    old_adapter: Place | None = None  # folder of a trained adapter
     old_cores: Place | None = None  # file of cores, which the first task must keep already
-    old_memory: Place | None = None
+    old_memory: Place | None = None  # file of statistics of earlier texts
     old_text: Place | None = None  # rows that rehearsal draws on, as if an earlier task had left them
 
 

@@ -15,11 +15,13 @@ import small
 from anchorlora import audit
 from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import COMMANDS, app, main
+from anchorlora.errors import InvalidValue
 from anchorlora.export.source import export_source
 from anchorlora.measurement.adapters import compare
 from anchorlora.store.adapter_config import adapter_sha256
 from anchorlora.store.artifact import artifact_in
 from anchorlora.store.record import read_record
+from anchorlora.train.request import default_recipe
 from anchorlora_lab.suites.measure import subject_of
 from golden import assert_golden
 from said import one_line
@@ -156,8 +158,6 @@ def test_every_help_ends_with_an_example_that_the_command_understands(command, c
 
 
 def test_the_defaults_that_the_help_of_train_names_are_those_of_its_recipe(capsys):
-    from anchorlora.train.request import default_recipe
-
     assert main(["train", "--help"]) == 0
     shown, recipe = " ".join(capsys.readouterr().out.split()), default_recipe()
     training = recipe.training
@@ -165,6 +165,23 @@ def test_the_defaults_that_the_help_of_train_names_are_those_of_its_recipe(capsy
     for option, value in {**values, "rank": recipe.adapter.rank}.items():
         assert f"[default: {value:g}]" in shown.partition(f"--{option} ")[2].partition(" --")[0], option
     assert f"alpha stays {recipe.adapter.alpha:g}" in shown
+
+
+def test_options_of_train_are_fields_of_the_recipe(tmp_path, capsys, monkeypatch):
+    asked = []
+
+    def refused(request, *_, **__):
+        asked.append(request.settings)
+        raise InvalidValue("enough")
+
+    monkeypatch.setattr("anchorlora.train.train.train_skill", refused)
+    given = ["--epochs", "3", "--learning-rate", "1e-5", "--rank", "8", "--max-length", "2000000", "--set", "alpha=4"]
+    words = ["train", "embedded:mini", "--data", "new.jsonl", "--keep", "self", "--out", str(tmp_path / "out"), *given]
+    assert main(words) == 2
+    assert one_line(capsys) == "error: enough\n"
+    recipe = default_recipe().changed(asked[0])
+    assert (recipe.training.epochs, recipe.training.learning_rate, recipe.training.max_tokens) == (3, 1e-5, 2_000_000)
+    assert (recipe.adapter.rank, recipe.adapter.alpha) == (8, 4)
 
 
 def test_check_prints_verdicts_and_numbers(capsys):

@@ -2,11 +2,17 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 import models
+from anchorlora.adapters import AdapterStack
+from anchorlora.continual import learn as learning
 from anchorlora.continual.batches import IGNORED, MEANS, TOKEN_WEIGHTS, MicroBatch, Window, loss_named, windows
 from anchorlora.continual.data import joining, remembered
+from anchorlora.continual.learn import accelerator_on
 from anchorlora.data import Encoded, EncodedExamples, Example, Rehearsal
+from anchorlora.models import head
 
 
 def encoded(lengths, answers, seed=0):
@@ -188,3 +194,84 @@ def test_the_memory_of_a_later_boundary_is_a_beginning_of_the_earlier_one():
     assert len(first) == len(later) == 30
     assert later[:10] == first[:10]
     assert [sum(e in tasks[name] for e in later) for name in "abc"] == [10, 10, 10]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Note the most elements that a computed tensor has."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for each in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(each, torch.Tensor):
+                self.largest = max(self.largest, each.numel())
+        return made
+
+
+@pytest.mark.parametrize("weights", TOKEN_WEIGHTS)
+@pytest.mark.parametrize("at_once", [1, 700, 10**6])
+def test_losses_in_chunks_are_those_of_all_logits_in_float64_and_only_a_chunk_of_them_exists(weights, at_once, monkeypatch):
+    monkeypatch.setattr(head, "CHUNK", at_once)
+    draw, n, d, words = torch.Generator().manual_seed(1), 37, 16, 300
+    layer = torch.nn.Linear(d, words, bias=at_once == 700).requires_grad_(requires_grad=False)
+    hidden, targets = 3 * torch.randn(n, d, generator=draw), torch.randint(0, words, (n,), generator=draw)
+    shares = torch.rand(n, generator=draw)
+    exact = hidden.double().requires_grad_()
+    logits = torch.nn.functional.linear(exact, layer.weight.double(), None if layer.bias is None else layer.bias.double())
+    expected = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    if weights is not None:
+        expected = expected * TOKEN_WEIGHTS[weights](logits.detach(), expected.detach())
+    (dense,) = torch.autograd.grad((expected * shares).sum(), exact)
+    with LargestTensor() as seen:
+        losses = head.losses_in_chunks(hidden.requires_grad_(), layer, targets, TOKEN_WEIGHTS[weights])
+        (found,) = torch.autograd.grad((losses * shares).sum(), hidden)
+    off, expected = losses.detach().double() - expected.detach(), expected.detach()
+    assert float(off.norm()) <= 20 * EPS * float(expected.norm())
+    assert float((found.double() - dense).norm()) <= 20 * EPS * float(dense.norm())
+    if at_once < n * words:
+        assert seen.largest <= max(at_once, words * d) < n * words, "the weight is the largest"
+    with torch.no_grad():
+        assert torch.equal(head.losses_in_chunks(hidden, layer, targets, TOKEN_WEIGHTS[weights]), losses)
+
+
+def soft_capped():
+    capped = Gemma2Config(vocab_size=64, head_dim=16, final_logit_softcapping=5.0, **models.SMALL)
+    return Gemma2ForCausalLM(capped)
+
+
+@pytest.mark.parametrize("kind", MEANS)
+@pytest.mark.parametrize("row_tokens", [None, 10_000])
+def test_a_training_step_without_logits_has_the_gradients_of_one_with_them(kind, row_tokens, monkeypatch):
+    blocks = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    blocks.open(torch.Generator().manual_seed(0))
+    trained = [p for p in blocks.model.parameters() if p.requires_grad]
+    for p in trained:
+        torch.nn.init.normal_(p, std=0.1)
+    (window,) = windows(EXAMPLES, range(8), size=8, micro=3, pad=1, row_tokens=row_tokens)
+    monkeypatch.setattr(head, "SMALL", 0)
+    plain, sums = head.plain_head(blocks.model), []
+    assert plain is blocks.model.get_output_embeddings()
+    how = {"loss": loss_named(kind), "held": (), "accelerator": accelerator_on(torch.device("cpu"))}
+    for largest, chosen in ((learning.LARGE, plain), (0, plain), (0, None)):
+        monkeypatch.setattr(learning, "LARGE", largest)
+        blocks.model.zero_grad()
+        total = sum(learning._gradients(blocks.model, window, batch, head=chosen, **how) for batch in window.micro_batches)
+        sums.append((total, torch.cat([p.grad.flatten() for p in trained])))
+    (total, whole), (chunked, parts), (again, same) = sums
+    assert chunked == pytest.approx(total, rel=20 * EPS)
+    assert float((parts - whole).norm()) <= 4e-6 * float(whole.norm())
+    assert torch.equal(same, whole)
+    assert again == total
+
+
+def test_a_head_that_is_trained_heard_or_followed_by_something_makes_its_logits_itself(monkeypatch):
+    monkeypatch.setattr(head, "SMALL", 0)
+    trained, heard = models.qwen3(), models.qwen3().requires_grad_(requires_grad=False)
+    assert head.plain_head(trained) is None
+    assert head.plain_head(soft_capped().requires_grad_(requires_grad=False)) is None
+    assert head.plain_head(heard) is heard.lm_head
+    heard.lm_head.register_forward_hook(lambda *_: None)
+    assert head.plain_head(heard) is None
+    monkeypatch.undo()
+    assert head.plain_head(models.qwen3().requires_grad_(requires_grad=False)) is None, "few words"

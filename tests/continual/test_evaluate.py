@@ -5,9 +5,10 @@ from transformers import GenerationConfig
 import models
 from anchorlora.adapters import AdapterStack
 from anchorlora.continual import evaluate
-from anchorlora.continual.decode import cache_argument, decode, drafts_of
+from anchorlora.continual.decode import decode, drafts_of
 from anchorlora.continual.evaluate import Scorer, _Prefix
 from anchorlora.data import Encoder, Example, Task
+from anchorlora.models.load import cache_argument
 
 CPU = torch.device("cpu")
 TASK = Task("TC", "toys", "Choose one of the options.\n", ("ball", "doll"))

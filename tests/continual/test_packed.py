@@ -2,6 +2,8 @@
 
 import json
 import warnings
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -24,12 +26,13 @@ import small
 from anchorlora import METHODS, AnswerSensitivity, Distillation, FeatureStore, GradientStart, run_sequence
 from anchorlora.adapters import AdapterStack
 from anchorlora.constraints.recording import answers_drawn
-from anchorlora.continual.batches import MEANS, micro_batch, packed_row, windows
+from anchorlora.continual.batches import MEANS, micro_batch, packed_row, rows_of, windows
 from anchorlora.continual.callback import RunCallback
+from anchorlora.continual.data import TaskData
 from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.losses import TaskLosses
 from anchorlora.continual.sequence import TaskSequence
-from anchorlora.data import Benchmark, Encoded, Example
+from anchorlora.data import Benchmark, Encoded, EncodedExamples, Example
 from anchorlora.features.layout import reading
 from anchorlora.models import packing
 from anchorlora.models.load import load_base_model
@@ -81,6 +84,24 @@ FORMS = {
 }
 
 
+def chat(turns, seed=0, head=(5, 6, 7)):
+    """The turns of a chat: each prompt is what was said before it, with more of the user's."""
+    said, examples = head, []
+    for question, answer in zip(encoded([3] * turns, [2] * turns, seed), encoded([1] * turns, [4] * turns, seed + 1), strict=True):
+        examples.append(replace(answer, prompt=(*said, *question.prompt), answer=(*answer.answer, 2)))
+        said = examples[-1].prompt + examples[-1].answer
+    return examples
+
+
+FOUR = chat(4)
+CHATS = {
+    "one chat": FOUR,
+    "chats that begin alike, and an example": [*FOUR, *chat(2, seed=5), *headed(APART[:1])],
+    "turns that others leave out": [FOUR[0], FOUR[2], FOUR[3], *chat(3, seed=7)[1:]],
+    "turns that do not go on from each other": [FOUR[1], FOUR[0], FOUR[3]],
+}
+
+
 def window_of(examples, row_tokens=10_000, rehearsed=()):
     (found,) = windows(
         examples, range(len(examples)), size=len(examples), micro=1, pad=1, rehearsed=lambda *_: rehearsed, row_tokens=row_tokens
@@ -108,18 +129,44 @@ def separate(model, examples, kind):
 
 @pytest.mark.drawn(10)
 @pytest.mark.parametrize("kind", MEANS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, *CHATS])
 @pytest.mark.parametrize("name", MAKE)
 def test_loss_and_gradient_are_those_of_separate_forwards(name, form, kind):
+    examples = (FORMS | CHATS)[form]
     model = MAKE[name]().double().eval()
     model.config._attn_implementation = "sdpa"
-    found, expected = loss_of(model, window_of(FORMS[form]), kind), separate(model, FORMS[form], kind)
+    found, expected = loss_of(model, window_of(examples), kind), separate(model, examples, kind)
     parameters = [p for p in model.parameters() if p.requires_grad]
     mine, theirs = (torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (found, expected))
     assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-6), "token losses are taken in float32"
     off = sum((a - b).square().sum() for a, b in zip(mine, theirs, strict=True) if a is not None) ** 0.5
     assert off <= 1e-6 * sum(b.square().sum() for b in theirs if b is not None) ** 0.5
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("turns", [1, 2, 4, 8])
+def test_a_chat_is_read_once_however_many_turns_it_has_and_counts_once_in_its_row(turns):
+    examples = chat(turns)
+    whole = len(examples[-1].prompt) + len(examples[-1].answer)
+    row = packed_row(examples)
+    assert (row.inputs["input_ids"].numel(), len(row), row.chats) == (whole, turns, (turns,))
+    assert row.inputs["input_ids"][0, row.keep + 1].tolist() == [token for e in examples for token in e.answer]
+    assert [len(group) for group in rows_of([*examples, *examples[:1]], whole)] == [turns, 1]
+    assert packed_row(examples, share=False).inputs["input_ids"].numel() == sum(len(e.prompt) + len(e.answer) for e in examples)
+    assert list(EncodedExamples([*examples, *APART, *examples]).begins) == [0, *range(turns, turns + 6)]
+
+
+def test_an_epoch_keeps_the_turns_of_a_chat_together_and_the_order_of_single_examples_as_it_was():
+    apart, turned = (
+        EncodedExamples(encoded([4] * 40, [2] * 40)),
+        EncodedExamples([e for i in range(12) for e in chat(1 + i % 4, seed=i)]),
+    )
+    data = TaskData(("a", "b"), 3, {}, {"a": apart, "b": turned}, {})
+    assert data.chats_shuffled("a", 1) == data.shuffled("a", 1)
+    order, starts = data.chats_shuffled("b", 1), {0, *turned.begins}
+    assert sorted(order) == list(range(len(turned)))
+    assert all(after == before + 1 for before, after in pairwise(order) if after not in starts)
+    assert [i for i in order if i in starts] != sorted(starts)
 
 
 def test_a_window_is_split_into_rows_and_remembered_examples_have_their_own():

@@ -48,8 +48,7 @@ CITED = {
     "src/anchorlora/geometry/low_rank.py": {"eq. 6"},
     "src/anchorlora/geometry/spectrum.py": {"eq. 3", "eq. 4"},
     "src/anchorlora/scores.py": {"eq. 35", "eq. 36", "eq. 37"},
-    "docs/protocol.md": {"eq. 35", "eq. 36", "eq. 37"},
-    "docs/rule.md": {f"eq. {n}" for n in (3, 4, 6, 7, 8, 9, 10, 11, 12, 16, 17, 39, 40)},
+    "docs/rule.md": {f"eq. {n}" for n in (3, 4, 6, 7, 8, 9, 10, 11, 12, 16, 17, 35, 36, 37, 39, 40)},
     "tests/constraints/test_every_optimizer.py": {"appendix A.3"},  # a diagonal preconditioner leaves the subspace
 }
 NUMBERS = r"(\d+(?:(?:, | and | to |-)\d+)*)"

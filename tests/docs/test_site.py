@@ -6,7 +6,9 @@ from importlib import import_module
 from pathlib import Path
 
 import anchorlora
+import built_pages
 import site_pages
+from anchorlora.recipes import standard_cl
 
 API = Path(__file__).parents[2] / "docs/api"
 NAMED = [name for page in sorted(API.glob("*.md")) for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), flags=re.M)]
@@ -43,3 +45,10 @@ def test_the_notebook_is_a_page_with_every_cell():
     assert [cell["id"] for cell in cells if "".join(cell["source"]) not in page] == []
     assert page.count("```python\n") == sum(cell["cell_type"] == "code" for cell in cells)
     assert page.startswith("# ")
+
+
+def test_every_field_of_a_recipe_has_a_row_with_its_meaning():
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in built_pages.table_of_fields().splitlines()[2:]]
+    fields = [name for part in standard_cl().model_dump().values() if isinstance(part, dict) for name in part]
+    assert [row[0].strip("`") for row in rows] == fields
+    assert [row[0] for row in rows if not row[1]] == []

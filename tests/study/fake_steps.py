@@ -9,7 +9,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from anchorlora.adapters import AdapterStack
-from anchorlora.continual.decode import cache_in
+from anchorlora.models.load import cache_in
 
 ANSWER = 5  # positions whose logits training needs
 

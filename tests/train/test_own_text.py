@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from transformers import Cache, GenerationConfig
 
 from anchorlora import devices, embedded
 from anchorlora.cli.app import main
@@ -32,9 +33,9 @@ def test_a_chat_begins_with_the_templates_own_words_and_is_answered(loaded, monk
     asked = []
     drawn = module._drawn
 
-    def noted(model, tokenizer, prompts, **how):
-        asked.append(tokenizer.batch_decode(prompts))
-        return drawn(model, tokenizer, prompts, **how)
+    def noted(model, tokenizer, batches, draws, **how):
+        asked.extend(tokenizer.batch_decode(prompts) for prompts in batches)
+        return drawn(model, tokenizer, batches, draws, **how)
 
     monkeypatch.setattr(module, "_drawn", noted)
     rows = own_text(loaded.model, loaded.tokenizer, count=3, seed=1, max_tokens=12)
@@ -47,6 +48,7 @@ def test_a_chat_begins_with_the_templates_own_words_and_is_answered(loaded, monk
 def test_what_was_drawn_is_learned_token_for_token_and_a_stop_loses_nothing(loaded, tmp_path, monkeypatch):
     """Tokens of a text that is tokenized again may be others: what is kept, trained and measured are those that were drawn."""
     loaded.tokenizer.chat_template = TEMPLATE
+    monkeypatch.setattr(module, "TOGETHER", 1)
     whole = own_text(loaded.model, loaded.tokenizer, count=20, seed=1, max_tokens=12)
     samples = read_samples(whole)
     encoded = list(TextTask("self").encoded(Encoder(loaded.tokenizer, max_tokens=200), examples_of(samples)))
@@ -67,6 +69,42 @@ def test_what_was_drawn_is_learned_token_for_token_and_a_stop_loses_nothing(load
     file.write_bytes(file.read_bytes() + b'[{"messa')  # as a kill leaves it
     assert own_text(loaded.model, loaded.tokenizer, count=20, seed=1, max_tokens=12, written=file) == whole
     assert len(calls) == 5, "the first batch was not drawn again"
+
+
+@torch.inference_mode()
+def drawn_one_batch_after_the_other(model, tokenizer, prompts, *, seed, stops, longest):
+    """Tokens that transformers' own loop draws after the prompts of one batch."""
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    width = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    how = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eos_token_id": sorted(stops), "pad_token_id": pad}
+    torch.manual_seed(seed)
+    rows = model.generate(input_ids=ids, attention_mask=mask, generation_config=GenerationConfig(**how, max_new_tokens=longest))
+    rows = rows[:, width:].tolist()
+    return [row[: next((i for i, token in enumerate(row) if token in stops), len(row) - 1) + 1] for row in rows]
+
+
+@pytest.mark.parametrize(("selects", "alike"), [(True, False), (False, False), (True, True)])
+def test_batches_drawn_at_once_whose_ended_rows_leave_are_those_drawn_one_after_the_other(selects, alike, loaded, monkeypatch):
+    """About every sixteenth token stops, so rows leave at many steps."""
+    model, tokenizer, read = loaded.model.eval(), loaded.tokenizer, []
+    if not selects:
+        monkeypatch.delattr(Cache, "batch_select_indices")
+    stops = frozenset(range(0, len(tokenizer), 16))
+    batches = [
+        [[1 + (7 * i + j) % 50 for j in range(1 + i % 5)] if not alike else [5, 6, 7] for i in range(size)]
+        for size in (16, 9, 0, 1, 16)
+    ]
+    one_by_one = [
+        drawn_one_batch_after_the_other(model, tokenizer, batch, seed=seed, stops=stops, longest=20) if batch else []
+        for seed, batch in enumerate(batches)
+    ]
+    model.register_forward_pre_hook(lambda _, args, inputs: read.append(len(inputs["input_ids"])), with_kwargs=True)
+    draws = [torch.Generator().manual_seed(seed) for seed in range(len(batches))]
+    assert module._drawn(model, tokenizer, batches, draws, stops=stops, longest=20) == one_by_one
+    assert {1, 20} <= {len(row) for batch in one_by_one for row in batch}
+    assert (min(read) < 8) if selects else (len(set(read)) <= 2), "rows that have ended leave"
 
 
 def test_own_texts_leave_room_for_the_template_and_its_end(loaded):
@@ -93,24 +131,24 @@ def test_the_same_seed_writes_the_same_and_nobody_elses_draws_change(loaded):
     assert own_text(loaded.model, loaded.tokenizer, count=4, seed=2, max_tokens=12) != first
 
 
-def test_tokens_come_from_the_whole_distribution_whatever_the_models_own_settings(loaded):
+def test_tokens_come_from_the_whole_distribution_whatever_the_models_own_settings(loaded, monkeypatch):
     """First tokens of many texts: their mean surprise is the model's entropy, within four standard errors."""
     model, tokenizer = loaded.model, loaded.tokenizer
     model.generation_config.top_k, model.generation_config.temperature = 2, 0.1
+    model.generation_config.repetition_penalty = 5.0
     start = tokenizer.eos_token_id
     with torch.no_grad():
         log = model(torch.tensor([[start]])).logits[0, -1].double().log_softmax(0)
     entropy, spread = float(-(log.exp() * log).sum()), float((log.exp() * (log + (log.exp() * -log).sum()) ** 2).sum()) ** 0.5
     torch.manual_seed(0)
-    seen = []
-    generate = model.generate
+    seen, drawn = [], module._drawn
 
-    def noted(**how):
-        found = generate(**how)
-        seen.extend(found[:, how["input_ids"].shape[1]].tolist())
-        return found
+    def noted(*args, **how):
+        batches = drawn(*args, **how)
+        seen.extend(ids[0] for batch in batches for ids in batch)
+        return batches
 
-    model.generate = noted
+    monkeypatch.setattr(module, "_drawn", noted)
     own_text(model, tokenizer, count=200, seed=5, max_tokens=2)
     surprise = [-float(log[token]) for token in seen]
     assert abs(sum(surprise) / len(surprise) - entropy) < 4 * spread / math.sqrt(len(surprise))

@@ -1,7 +1,8 @@
 """Micro-batches and windows: a window holds the examples of one optimizer step, a micro-batch those of one forward pass.
 
     padded  one row per example, padded on the left, so that the answers end together and logits are computed for a few positions
-    packed  one row for all examples: what their prompts begin with, once, then each example's own tokens
+    packed  one row for all examples: what their prompts begin with, once, then each example's own tokens; turns of a chat, each of
+            which goes on from the one before, are one text, which is read once
 
 The task loss of a window, and what each micro-batch adds to it:
 
@@ -24,10 +25,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anchorlora.data import Encoded
 from anchorlora.features.layout import Layout, common_prefix
+from anchorlora.models.head import losses_in_chunks
 from anchorlora.processes import ALONE, Processes
 
 IGNORED = -100
@@ -44,6 +46,8 @@ class MicroBatch:
     layout: Layout | None = None  # where the examples of a packed row are; None for padded rows
     places: tuple[str, ...] = ()  # where the examples come from, for messages
     remembered: Tensor | None = None  # (n,) true for examples of earlier tasks; None where there are none
+    chats: tuple[int, ...] = ()  # of a packed row, the number of examples that each of its texts answers for
+    head: nn.Linear | None = None  # makes logits of what the model returns, where that is hidden states
 
     def __len__(self) -> int:
         return self.targets.shape[0]
@@ -53,12 +57,17 @@ class MicroBatch:
         """Number of answer tokens."""
         return int((self.targets != IGNORED).sum())
 
+    @property
+    def positions(self) -> int:
+        """Number of positions that logits are made of, known without asking the device."""
+        return len(self) * self.keep if isinstance(self.keep, int) else len(self.keep)
+
     def to(self, device: torch.device) -> MicroBatch:
         """Return the batch on a device."""
         keep = self.keep if isinstance(self.keep, int) else self.keep.to(device)
         inputs = {k: v.to(device) for k, v in self.inputs.items()}
         remembered = None if self.remembered is None else self.remembered.to(device)
-        return MicroBatch(inputs, keep, self.targets.to(device), self.layout, self.places, remembered)
+        return MicroBatch(inputs, keep, self.targets.to(device), self.layout, self.places, remembered, self.chats)
 
     def answer_logits(self, logits: Tensor) -> Tensor:
         """Return the logits that predict the answer tokens, example by example."""
@@ -120,15 +129,30 @@ def _targets(examples: Sequence[Encoded]) -> Tensor:
 
 
 def packed_row(examples: Sequence[Encoded], *, share: bool = True) -> MicroBatch:
-    """Return examples as one packed row."""
-    prefix = common_prefix([e.prompt for e in examples]) if share and len(examples) > 1 else 0
-    own = [(e.prompt + e.answer)[prefix:] for e in examples]
+    """Return examples as one packed row; turns of a chat that follow each other are one text in it, with an answer for each."""
+    chats = _chats(examples) if share else [[e] for e in examples]
+    prefix = common_prefix([chat[0].prompt for chat in chats]) if share and len(chats) > 1 else 0
+    own = [(chat[-1].prompt + chat[-1].answer)[prefix:] for chat in chats]
     layout = Layout(prefix, tuple(map(len, own)))
-    ends = torch.tensor([prefix, *layout.lengths]).cumsum(0)[1:].tolist()
-    keep = [torch.arange(end - len(e.answer) - 1, end - 1) for e, end in zip(examples, ends, strict=True)]
+    starts = [prefix, *torch.tensor([prefix, *layout.lengths]).cumsum(0)[1:-1].tolist()]
+    keep = []  # the positions before the answers' tokens
+    for chat, start in zip(chats, starts, strict=True):
+        keep += [torch.arange(len(e.answer)) + start - prefix + len(e.prompt) - 1 for e in chat]
     ids = [*examples[0].prompt[:prefix], *(token for row in own for token in row)]
     inputs = {"input_ids": torch.tensor([ids]), "position_ids": layout.positions()[None]}
-    return MicroBatch(inputs, torch.cat(keep), _targets(examples), layout, _places(examples), _remembered(examples))
+    sizes = tuple(map(len, chats))
+    return MicroBatch(inputs, torch.cat(keep), _targets(examples), layout, _places(examples), _remembered(examples), sizes)
+
+
+def _chats(examples: Sequence[Encoded]) -> list[list[Encoded]]:
+    """Examples in groups, in order: each goes on from prompt and answer of the one before it in its group."""
+    chats: list[list[Encoded]] = []
+    for example in examples:
+        if chats and example.goes_on_from(chats[-1][-1]):
+            chats[-1].append(example)
+        else:
+            chats.append([example])
+    return chats
 
 
 def _remembered(examples: Sequence[Encoded]) -> Tensor | None:
@@ -139,14 +163,20 @@ def _places(examples: Sequence[Encoded]) -> tuple[str, ...]:
     return tuple(e.example.place or f"example {e.example.index + 1}" for e in examples)
 
 
-def rows_of(examples: Sequence[Encoded], most_tokens: int) -> Iterator[Sequence[Encoded]]:
-    """Yield examples in groups for packed rows, in order."""
+def rows_of(examples: Sequence[Encoded], most_tokens: int, *, share: bool = True) -> Iterator[Sequence[Encoded]]:
+    """Yield examples in groups for packed rows, in order; with `share`, what a chat's turns have in common counts once."""
     group: list[Encoded] = []
+    tokens = 0
     for example in examples:
-        if group and sum(len(e.prompt) + len(e.answer) for e in (*group, example)) > most_tokens:
+        length = len(example.prompt) + len(example.answer)
+        more = length
+        if share and group and example.goes_on_from(group[-1]):
+            more -= len(group[-1].prompt) + len(group[-1].answer)
+        if group and tokens + more > most_tokens:
             yield group
-            group = []
+            group, tokens, more = [], 0, length
         group.append(example)
+        tokens += more
     if group:
         yield group
 
@@ -238,6 +268,9 @@ def _token_losses(logits: Tensor, batch: MicroBatch, weight: TokenWeight | None 
     digits with every word, and other positions would cost as much as the answers.
     """
     answered = batch.targets != IGNORED
+    if batch.head is not None:
+        losses = losses_in_chunks(batch.answer_logits(logits), batch.head, batch.targets[answered], weight)
+        return losses.new_zeros(answered.shape).masked_scatter(answered, losses)
     predicted = batch.answer_logits(logits).float()
     losses = torch.nn.functional.cross_entropy(predicted, batch.targets[answered], reduction="none")
     if weight is not None:

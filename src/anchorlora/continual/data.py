@@ -71,6 +71,12 @@ class TaskData:
         """Return the order in which an epoch goes through a task's training examples."""
         return torch.randperm(len(self.train[name]), generator=stream(self.seed, f"order/{name}/{epoch}")).tolist()
 
+    def chats_shuffled(self, name: str, epoch: int) -> list[int]:
+        """Return the same order, but of whole chats, whose turns are trained together: a packed row reads them once."""
+        begins = [*self.train[name].begins, len(self.train[name])]
+        order = torch.randperm(len(begins) - 1, generator=stream(self.seed, f"order/{name}/{epoch}")).tolist()
+        return [i for chat in order for i in range(begins[chat], begins[chat + 1])]
+
     def sample(self) -> list[tuple[int, ...]]:
         """Return the tokens of the longest of all examples and of two of the first task, prompt and answer."""
         every = [*self.train.values(), *self.test.values()]

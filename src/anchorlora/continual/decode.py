@@ -11,7 +11,6 @@ The tokens are those of greedy decoding, one prompt at a time, up to rounding.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from inspect import signature
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from anchorlora.features.layout import Layout, common_prefix
+from anchorlora.models.load import cache_argument, cache_in
 from anchorlora.models.packing import packed
 
 LEAVE = 0.75  # rows are selected anew once fewer than this share of them go on
@@ -34,19 +34,6 @@ def drafts_of(answers: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
         if len(same) > 1:
             drafts[first] = same
     return drafts
-
-
-def cache_argument(function: Any) -> str:
-    """Return what a function calls its cache: `cache` as transformers does from 5.24 on, or `past_key_values`, as before.
-
-    Code that came with a model keeps the name of its day, so the function is asked and not the version.
-    """
-    return "cache" if "cache" in signature(function).parameters else "past_key_values"
-
-
-def cache_in(outputs: Any) -> Any:
-    """Return the cache of what a model returned, under either name."""
-    return outputs["cache" if "cache" in outputs else "past_key_values"]
 
 
 @torch.inference_mode()

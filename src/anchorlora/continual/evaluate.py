@@ -21,11 +21,11 @@ from transformers import DynamicCache, GenerationMixin
 
 from anchorlora.config import EvaluationSettings
 from anchorlora.continual.batches import IGNORED, micro_batch, packed_row, padded, rows_of
-from anchorlora.continual.decode import cache_argument, cache_in, decode, drafts_of
+from anchorlora.continual.decode import decode, drafts_of
 from anchorlora.data import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
 from anchorlora.data.templates import stop_ids
 from anchorlora.devices import in_float64
-from anchorlora.models.load import ends_of
+from anchorlora.models.load import cache_argument, cache_in, ends_of
 from anchorlora.models.packing import packed as reading_packed
 from anchorlora.processes import ALONE, Processes
 
@@ -125,7 +125,7 @@ class Scorer:
         model.eval()
         order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt) + len(examples[i].answer))
         numbered = iter(order)
-        groups = rows_of([examples[i] for i in order], TOKENS * self.batch)
+        groups = rows_of([examples[i] for i in order], TOKENS * self.batch, share=self.packed)
         batches = [[(next(numbered), e) for e in group] for group in groups]
         scores: dict[int, dict[str, float]] = {}
         for start in range(0, len(batches), processes.count):

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from anchorlora.continual.not_finite import StepAgain
 from anchorlora.devices import generator_states
 from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.methods.adapter_plan import LR_RATIO
+from anchorlora.models.head import LARGE, leaving_out, plain_head
 from anchorlora.models.packing import packed
 from anchorlora.processes import ALONE, Processes, adding_up, launched, refuse_other_launchers, sharding
 
@@ -97,6 +98,7 @@ def learn(
 ) -> int:
     """Train on windows under constraints."""
     model.train()
+    head = plain_head(model)
     watched = [*constraints, FiniteGradients()] if constraints else []  # else the gradients are those of the loss
     with adding_up(), protect(optimizer, anchor, watched, step=step, check_every=check_every) as held:
         restore()
@@ -107,7 +109,7 @@ def learn(
             for group, peak in rates:
                 group["lr"] = peak * rate(number)
             began, total = time.perf_counter(), 0.0
-            gradients = partial(_gradients, model, window, loss=loss, held=held, accelerator=accelerator)
+            gradients = partial(_gradients, model, window, loss=loss, held=held, accelerator=accelerator, head=head)
             again = StepAgain(model, anchor, window, loss, held, gradients, generator_states(device), processes)
             with naming_the_step(number, again.in_a_forward_pass):
                 for i, batch in enumerate(window.micro_batches):
@@ -150,10 +152,19 @@ def _gradients(
     loss: Loss,
     held: Sequence[ActiveConstraint],
     accelerator: Accelerator,
+    head: nn.Linear | None = None,
     counts: bool = True,
 ) -> float:
-    """Add the gradients of a micro-batch of a window.  Returns its share of the loss; zero if it does not count."""
-    with packed(model, batch.layout, batch.keep) if batch.layout else nullcontext():
+    """Add the gradients of a micro-batch of a window.  Returns its share of the loss; zero if it does not count.
+
+    Many logits are made in chunks, by a head that the model leaves out, unless a constraint reads them.
+    """
+    if head is not None and batch.positions * head.out_features > LARGE and not any(map(reads_outputs, held)):
+        batch = replace(batch, head=head)
+    with (
+        packed(model, batch.layout, batch.keep) if batch.layout else nullcontext(),
+        leaving_out(batch.head) if batch.head is not None else nullcontext(),
+    ):
         outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
         share = loss(outputs.logits, batch, window)
         extra = sum(h.loss(batch, outputs) for h in held) if counts else 0.0
@@ -161,6 +172,11 @@ def _gradients(
         # inside, since activation checkpointing repeats forward passes in it
         accelerator.backward(objective if counts else 0.0 * objective)
     return float(share.detach()) if counts else 0.0
+
+
+def reads_outputs(constraint: ActiveConstraint) -> bool:
+    """Return True if a constraint adds to the loss, for which it may read the model's outputs."""
+    return getattr(type(constraint), "loss", None) is not ActiveConstraint.loss
 
 
 def _add_up(parameters: Sequence[nn.Parameter], loss: float, device: torch.device, processes: Processes) -> float:

@@ -35,7 +35,7 @@ class TaskLosses:
             yield from (loss[None] for loss in self(count))
             return
         model = self.inputs.adapters.model.eval()
-        for group in rows_of(self._first(count), TOGETHER):
+        for group in rows_of(self._first(count), TOGETHER, share=False):
             batch = packed_row(group, share=False)
             assert batch.layout is not None
             with packed(model, batch.layout):

@@ -241,6 +241,7 @@ def _not_finite_examples(batch: MicroBatch, x: Tensor) -> Sequence[int]:
         prefix, parts = batch.layout.parts(wrong[0], 0)
         if bool(prefix.any()):
             return every
+        parts = [part for part, turns in zip(parts, batch.chats, strict=True) for part in [part] * turns]
     elif batch.layout is not None:
         answers = (batch.targets != IGNORED).sum(1).tolist()
         if sum(answers) != wrong.shape[1]:

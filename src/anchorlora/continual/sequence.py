@@ -172,7 +172,7 @@ class TaskSequence:
 
         def all_windows() -> Iterator[Window]:
             for epoch in range(1, t.epochs + 1):
-                order = self.data.shuffled(name, epoch)
+                order = (self.data.shuffled if row_tokens is None else self.data.chats_shuffled)(name, epoch)
                 yield from windows(
                     examples,
                     order,

@@ -178,6 +178,12 @@ class Encoded:
     split: bool = field(default=False, compare=False)  # True if the prompt alone is read as other tokens
     remembered: bool = field(default=False, compare=False)  # True if it is mixed in from an earlier task
 
+    def goes_on_from(self, earlier: Encoded) -> bool:
+        """Return True if the prompt begins with another example's prompt and answer, as a later turn of its chat."""
+        before = len(earlier.prompt)
+        end = before + len(earlier.answer)
+        return len(self.prompt) >= end and self.prompt[before:end] == earlier.answer and self.prompt[:before] == earlier.prompt
+
     @property
     def prompt_sha256(self) -> str:
         """SHA-256 of the prompt's text."""

@@ -29,6 +29,8 @@ class EncodedExamples(Sequence["Encoded"]):
         self._ends = array("Q", [0])
         self.labels: list[str] = []
         self.lengths = array("I")
+        self.begins = array("Q")  # where a chat begins, of which each further turn goes on from the one before
+        before: Encoded | None = None
         self.cut = self.unknown = self.split = 0
         known: dict[str, str] = {}  # one string for each label
         for e in examples:
@@ -39,6 +41,9 @@ class EncodedExamples(Sequence["Encoded"]):
             self._ends.append(self._ends[-1] + len(line))
             label = x.label[:LONGEST_LABEL]
             self.labels.append(known.setdefault(label, label))
+            if before is None or not e.goes_on_from(before):
+                self.begins.append(len(self.lengths))
+            before = e
             self.lengths.append(len(e.prompt) + len(e.answer))
             self.cut += e.cut
             self.unknown += e.unknown

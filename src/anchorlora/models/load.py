@@ -6,6 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,19 @@ def ends_of(model: Any) -> tuple[int, ...]:
     """Return the tokens at which a model's generation configuration stops."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return () if ends is None else tuple(map(int, ends)) if isinstance(ends, (list, tuple)) else (int(ends),)
+
+
+def cache_argument(function: Any) -> str:
+    """Return what a function calls its cache: `cache` as transformers does from 5.24 on, or `past_key_values`, as before.
+
+    Code that came with a model keeps the name of its day, so the function is asked and not the version.
+    """
+    return "cache" if "cache" in signature(function).parameters else "past_key_values"
+
+
+def cache_in(outputs: Any) -> Any:
+    """Return the cache of what a model returned, under either name."""
+    return outputs["cache" if "cache" in outputs else "past_key_values"]
 
 
 def load_weights(settings: BaseModelSettings, *, folder: Path | None = None) -> tuple[PreTrainedModel, Any, str | None]:

@@ -5,6 +5,9 @@
 
 Tokens are drawn from the model's own distribution, at temperature 1 and without cuts, so that the loss on the text is its entropy.
 They are kept as they were drawn: text that is tokenized again may be other tokens. Magpie: arXiv 2406.08464.
+
+Every batch of 16 texts has a random generator of its own. So as many batches as memory allows are drawn at once, up to four, and
+rows that have ended leave, and the tokens are those of one batch after the other, up to rounding.
 """
 
 from __future__ import annotations
@@ -12,20 +15,25 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import GenerationMixin
 
 from anchorlora.config import BaseModelSettings
 from anchorlora.data.templates import ASKED, rendered, stop_ids
 from anchorlora.devices import forked_generators, free_memory
 from anchorlora.errors import InvalidValue
-from anchorlora.models.load import device_of, dtype_of, empty_model, ends_of, quantization
+from anchorlora.models.load import cache_argument, cache_in, device_of, dtype_of, empty_model, ends_of, quantization
 from anchorlora.models.packing import WINDOWS
 
-BATCH = 16
+BATCH = 16  # texts that share a random generator
+TOGETHER = 4  # batches, at most, that are drawn at once
+LEAVE = 0.75  # rows are selected anew once fewer than this share of them go on
 FLOAT32 = 4  # bytes
 OWN_TOKENS = 256  # of each message
 LEAST_TOKENS = 16  # of a message; with less room nothing is said
@@ -51,19 +59,20 @@ def own_text(
     free = max_tokens if room is None else room - len(before) - len(after) - (2 if chat else 1)
     longest = min(max_tokens, free // 2 if chat else free)
     rows = _written(written)
-    begun, batches = len(rows), 4 * (count // BATCH + 1)  # empty texts are drawn again
+    batch, batches = len(rows), 4 * (count // BATCH + 1)  # empty texts are drawn again
+    at_once = _batches_at_once(model, longest * (2 if chat else 1) + len(before) + len(after))
     watch(min(count, sum(map(len, rows))))
     with forked_generators():
-        for batch in range(begun, batches):
-            if sum(map(len, rows)) >= count:
-                break
-            torch.manual_seed((seed * 1_000_003 + batch) % 2**63)
-            made = _batch(model, tokenizer, before, after, chat=chat, stops=stops, longest=longest)
-            rows.append(made)
+        while batch < batches and (missing := count - sum(map(len, rows))) > 0:
+            numbers = range(batch, min(batch + at_once, batch - (-missing // BATCH), batches))
+            draws = [_generator((seed * 1_000_003 + number) % 2**63, model) for number in numbers]
+            made = _batch(model, tokenizer, before, after, draws, chat=chat, stops=stops, longest=longest)
+            rows += made
+            batch = numbers.stop
             if written is not None:
                 written.parent.mkdir(parents=True, exist_ok=True)
                 with written.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(made) + "\n")
+                    file.writelines(json.dumps(each) + "\n" for each in made)
             watch(min(count, sum(map(len, rows))))
     found = [row for made in rows for row in made][:count]
     if len(found) < count:
@@ -152,28 +161,53 @@ def defects(rows: Sequence[Mapping[str, Any]], *, stops: Collection[int]) -> dic
     }
 
 
+def _batches_at_once(model: Any, tokens: int) -> int:
+    """Return how many batches of texts of so many tokens fit into the memory that is left; one where nobody says."""
+    parameter = next(model.parameters())
+    free, config = free_memory(parameter.device), model.config.get_text_config()
+    size = parameter.dtype.itemsize if parameter.is_floating_point() else FLOAT32
+    each = BATCH * (size * _cached(config, tokens) + 2 * FLOAT32 * int(getattr(config, "vocab_size", 0)))
+    return 1 if free is None else max(1, min(TOGETHER, int(free / (2 * each))))  # a cache that grows is there twice
+
+
+def _generator(seed: int, model: Any) -> torch.Generator:
+    return torch.Generator(next(model.parameters()).device).manual_seed(seed)
+
+
 def _batch(
-    model: Any, tokenizer: Any, before: list[int], after: list[int], *, chat: bool, stops: frozenset[int], longest: int
-) -> list[dict[str, Any]]:
-    """The texts of one batch that are not empty."""
+    model: Any,
+    tokenizer: Any,
+    before: list[int],
+    after: list[int],
+    draws: Sequence[torch.Generator],
+    *,
+    chat: bool,
+    stops: frozenset[int],
+    longest: int,
+) -> list[list[dict[str, Any]]]:
+    """The texts of each batch that are not empty."""
 
     def said(ids: Sequence[int]) -> str:
         return str(tokenizer.decode([i for i in ids if i not in stops], skip_special_tokens=True))
 
     ending = stops | ({after[0]} if chat else set())
-    first = [ids for ids in _drawn(model, tokenizer, [before] * BATCH, stops=ending, longest=longest) if said(ids).strip()]
+    drawn = _drawn(model, tokenizer, [[before] * BATCH for _ in draws], draws, stops=ending, longest=longest)
+    first = [[ids for ids in batch if said(ids).strip()] for batch in drawn]
     if not chat:
-        return [{"text": said(ids), "prompt_ids": before, "completion_ids": ids} for ids in first]
-    users = [ids[:-1] if ids[-1] in ending else ids for ids in first]
-    prompts = [[*before, *ids, *after] for ids in users]
-    answers = _drawn(model, tokenizer, prompts, stops=stops, longest=longest) if prompts else []
+        return [[{"text": said(ids), "prompt_ids": before, "completion_ids": ids} for ids in batch] for batch in first]
+    users = [[ids[:-1] if ids[-1] in ending else ids for ids in batch] for batch in first]
+    prompts = [[[*before, *ids, *after] for ids in batch] for batch in users]
+    answers = _drawn(model, tokenizer, prompts, draws, stops=stops, longest=longest)
     return [
-        {
-            "messages": [{"role": "user", "content": said(user)}, {"role": "assistant", "content": said(answer)}],
-            "prompt_ids": prompt,
-            "completion_ids": answer,
-        }
-        for user, prompt, answer in zip(users, prompts, answers, strict=True)
+        [
+            {
+                "messages": [{"role": "user", "content": said(user)}, {"role": "assistant", "content": said(answer)}],
+                "prompt_ids": prompt,
+                "completion_ids": answer,
+            }
+            for user, prompt, answer in zip(*batch, strict=True)
+        ]
+        for batch in zip(users, prompts, answers, strict=True)
     ]
 
 
@@ -189,24 +223,121 @@ def _written(path: Path | None) -> list[list[dict[str, Any]]]:
 
 
 @torch.inference_mode()
-def _drawn(model: Any, tokenizer: Any, prompts: list[list[int]], *, stops: Collection[int], longest: int) -> list[list[int]]:
+def _drawn(
+    model: Any,
+    tokenizer: Any,
+    batches: Sequence[Sequence[list[int]]],
+    draws: Sequence[torch.Generator],
+    *,
+    stops: Collection[int],
+    longest: int,
+) -> list[list[list[int]]]:
     """What the model draws after each prompt, with the token that ended it; one that draws the end at once has that alone."""
     pad = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
+    prompts = [prompt for batch in batches for prompt in batch]
+    if not prompts:
+        return [[] for _ in batches]
     width, device = max(map(len, prompts)), next(model.parameters()).device
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-    # a model's own generation settings would cut its distribution
-    how = GenerationConfig(
-        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=sorted(stops), pad_token_id=pad, max_new_tokens=longest
-    )
+    rows, leave = _Rows([len(batch) for batch in batches], draws, stops, longest), LEAVE
+    argument = cache_argument(GenerationMixin.prepare_inputs_for_generation)
     was_training = model.training
     model.eval()
     try:
-        found = model.generate(input_ids=ids, attention_mask=mask, generation_config=how)
+        cache = _read_once(model, prompts[0][:-1], len(prompts)) if all(prompt == prompts[0] for prompt in prompts) else None
+        while going := [i for i, row in enumerate(rows.there) if not rows.is_complete(row)]:
+            if len(going) < len(rows.there):
+                chosen = torch.tensor(going, device=device)
+                ids, mask, rows.there = ids[chosen], mask[chosen], [rows.there[i] for i in going]
+                try:
+                    cache.batch_select_indices(chosen)  # type: ignore[union-attr]  # None is met below
+                except (AttributeError, NotImplementedError, TypeError):  # what the model keeps cannot be selected
+                    cache, leave = None, 0.0
+            rows.least = leave * len(rows.there)
+            # a model's own generation settings would cut its distribution
+            how = GenerationConfig(
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                repetition_penalty=1.0,
+                eos_token_id=sorted(stops),
+                pad_token_id=pad,
+                max_new_tokens=longest + width - ids.shape[1],
+                return_dict_in_generate=True,
+            )
+            made = model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                generation_config=how,
+                logits_processor=LogitsProcessorList([rows]),
+                stopping_criteria=StoppingCriteriaList([_Leaving(rows)]),
+                **({} if cache is None else {argument: cache}),
+            )
+            ids, cache = made.sequences, cache_in(made)
+            mask = torch.cat([mask, mask.new_ones(len(mask), ids.shape[1] - mask.shape[1])], 1)
     finally:
         model.train(was_training)
-    rows = []
-    for row in found[:, width:].tolist():
-        end = next((i for i, token in enumerate(row) if token in stops), len(row) - 1)
-        rows.append(row[: end + 1])
-    return rows
+    written = iter(rows.written)
+    return [[next(written) for _ in batch] for batch in batches]
+
+
+def _read_once(model: Any, beginning: list[int], rows: int) -> Any:
+    """What a model keeps of a beginning that rows share; None where it cannot be repeated, or there is none."""
+    if not beginning:
+        return None
+    cache = cache_in(model(input_ids=torch.tensor([beginning], device=next(model.parameters()).device), use_cache=True))
+    try:
+        cache.batch_repeat_interleave(rows)
+    except (AttributeError, NotImplementedError, TypeError):
+        return None
+    return cache
+
+
+class _Rows(LogitsProcessor):
+    """The rows of several batches, and the token that each draws next: the scores leave no other."""
+
+    def __init__(self, sizes: Sequence[int], draws: Sequence[torch.Generator], stops: Collection[int], longest: int) -> None:
+        self.draws, self.stops, self.longest = draws, stops, longest
+        starts = [0, *accumulate(sizes)]
+        self.batches = [range(start, end) for start, end in pairwise(starts)]
+        self.written: list[list[int]] = [[] for _ in range(starts[-1])]
+        self.there, self.least = (
+            list(range(starts[-1])),
+            0.0,
+        )
+
+    def is_complete(self, row: int) -> bool:
+        """Return True if a row has ended."""
+        tokens = self.written[row]
+        return bool(tokens) and (tokens[-1] in self.stops or len(tokens) >= self.longest)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """Draw a token in every row, as if each batch were read by itself, with rows that have ended."""
+        probabilities, tokens = scores.softmax(-1), torch.zeros(len(scores), dtype=torch.long, device=scores.device)
+        at = {row: i for i, row in enumerate(self.there)}
+        for batch, generator in zip(self.batches, self.draws, strict=True):
+            if all(map(self.is_complete, batch)):
+                continue
+            slots = [row - batch.start for row in batch if row in at]
+            places = [at[row] for row in batch if row in at]
+            whole = torch.ones(len(batch), scores.shape[1], dtype=scores.dtype, device=scores.device)
+            whole[slots] = probabilities[places]
+            tokens[places] = torch.multinomial(whole, 1, generator=generator)[slots, 0]
+        for row, token in zip(self.there, tokens.tolist(), strict=True):
+            if not self.is_complete(row):
+                self.written[row].append(token)
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens[:, None], 0.0)
+
+
+class _Leaving(StoppingCriteria):
+    """Stop for a moment where so many rows have ended that the others go on by themselves."""
+
+    def __init__(self, rows: _Rows) -> None:
+        self.rows = rows
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Tensor:
+        """Say of every row that it has ended, where few go on."""
+        going = sum(not self.rows.is_complete(row) for row in self.rows.there)
+        return torch.full((len(input_ids),), going < self.rows.least, device=input_ids.device)

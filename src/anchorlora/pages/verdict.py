@@ -124,22 +124,24 @@ def advice(found: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
     """Yield what to try where a skill was not learned, or something was not kept."""
     skill, title = found["skill"], found.get("title") or found["name"]
     rate, epochs = evidence.learning_rate, evidence.epochs
+    again = f"--epochs {3 * epochs} (it was {epochs}), or --learning-rate {2 * rate:g} (it was {rate:g})" if rate and epochs else ""
     if skill["verdict"].startswith("cannot tell") and skill.get("rows_needed"):
         yield f"{title}: test on more rows, about {skill['rows_needed']:,}, with --test FILE."
+        if again:
+            yield f"If its answers are not good enough yet, train longer or at a higher rate: {again}, with another --out."
     elif skill["metric"]["before"] >= 100 and skill["state"] != "good":
         yield f"{title}: the model answered all of it before; there was nothing to learn."
     elif skill["state"] == "bad" and rate:
-        yield f"{title}: train with a lower rate, --learning-rate {rate / 4:g} (it was {rate:g}), and another --out."
-    elif skill["state"] != "good" and rate and epochs:
-        longer, higher = f"--epochs {3 * epochs} (it was {epochs})", f"--learning-rate {2 * rate:g} (it was {rate:g})"
-        yield f"{title}: train longer, {longer}, or with a higher rate, {higher}, and another --out."
+        yield f"{title}: train at a lower rate, --learning-rate {rate / 4:g} (it was {rate:g}), with another --out."
+    elif skill["state"] != "good" and again:
+        yield f"{title}: train longer or at a higher rate: {again}, with another --out."
     lost = [kept for kept in found["kept"] if kept["state"] == "bad"]
     if lost:
         names = ", ".join(str(kept.get("title") or kept["name"]) for kept in lost)
         out = Path(found["adapter"]).parent
         lower = f"a lower rate, --learning-rate {rate / 2:g} (it was {rate:g})" if rate else "a lower rate"
         half = f"anchorlora export {shlex.quote(str(out))} --scale 0.5 --out DIR"
-        yield f"{names}: train with {lower}, or --budget 0.02, which scales the change until kept text loses no more."
+        yield f"{names}: train at {lower}, or with --budget 0.02: the change is scaled until the loss of kept text rises no more."
         yield f"Half of the change, without training again: {half}. It forgets less and has learned less."
         if any(kept["source"] == "self" for kept in lost):
             yield "What the model writes itself stands for little of what it can do: keep real old text too, with --keep FILE."
@@ -165,7 +167,10 @@ def loss_curve(losses: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
     line = " ".join(
         f"{600 * (step - first) / (last - first):.1f},{145 - 140 * (loss - low) / ((high - low) or 1):.1f}" for step, loss in points
     )
-    return {"line": line, "low": low, "high": high, "first": points[0][1], "last": points[-1][1], "steps": finite[-1][0]}
+    quarter = max(1, len(finite) // 4)
+    ends = (finite[:quarter], finite[-quarter:])
+    first_mean, last_mean = (mean(loss for _, loss in steps) for steps in ends)
+    return {"line": line, "low": low, "high": high, "first": first_mean, "last": last_mean, "steps": finite[-1][0]}
 
 
 def _rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -273,7 +273,7 @@ class Losses:
         if self.subject.unpacked is not None:
             yield from (loss[None] for loss in self(count))
             return
-        for group in rows_of(self.examples[:count], 512):
+        for group in rows_of(self.examples[:count], 512, share=False):
             yield self._of(group)
 
     def _of(self, group: Sequence[Encoded]) -> Tensor:

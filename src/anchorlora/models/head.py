@@ -1,0 +1,98 @@
+"""Losses of answer tokens in chunks: the logits of all of them never exist.
+
+    p_i  probabilities (vocabulary,) of what follows hidden state h_i (d,)     W  head (vocabulary, d)
+    loss_i = -log p_i[target_i]        d loss_i / d h_i = W^T (p_i - onehot(target_i))
+
+A token's loss depends on its own hidden state alone, so the gradient, (n, d), is made with the loss, and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from anchorlora.features.collector import not_collecting
+
+CHUNK = 2**25  # logits that exist at once: 128 MiB in float32
+LARGE = 2**26  # logits from which on they are made in chunks
+SMALL = 2**14  # words; logits of fewer are left as they are
+
+
+@contextmanager
+def leaving_out(head: nn.Linear) -> Iterator[list[Tensor]]:
+    """Let a model return the hidden states that its head would read, in place of logits; they are noted."""
+    states: list[Tensor] = []
+
+    def noted(hidden: Tensor) -> Tensor:
+        states.append(hidden)
+        return hidden
+
+    head.__dict__["forward"] = noted
+    try:
+        yield states
+    finally:
+        del head.__dict__["forward"]
+
+
+def plain_head(model: nn.Module) -> nn.Linear | None:
+    """Return the frozen linear head whose outputs are the logits; None where something else happens to them, as a soft cap."""
+    reader = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), None)
+    head: Any = None if reader is None else reader.get_output_embeddings()
+    if type(head) is not nn.Linear or any(p.requires_grad or type(p) is not nn.Parameter for p in head.parameters()):
+        return None
+    heard = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or "forward" in head.__dict__
+    if heard or head.out_features < SMALL:
+        return None
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), not_collecting(), leaving_out(head) as states:
+            ids = torch.zeros(1, 2, dtype=torch.long, device=head.weight.device)
+            logits = model(input_ids=ids, use_cache=False).logits
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    finally:
+        model.train(training)
+    return head if len(states) == 1 and logits is states[0] else None
+
+
+def losses_in_chunks(
+    hidden: Tensor, head: nn.Linear, targets: Tensor, weight: Callable[[Tensor, Tensor], Tensor] | None = None
+) -> Tensor:
+    """Return the cross-entropy (n,) in float32 of tokens after hidden states (n, d), each times its weight, if any."""
+    return _Losses.apply(hidden, head.weight, head.bias, targets, weight)
+
+
+class _Losses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, W: Tensor, bias: Tensor | None, targets: Tensor, weight: Any) -> Tensor:
+        """Return the losses, and keep the gradient of each with respect to its hidden state."""
+        losses = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        gradients = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        for rows in torch.arange(len(hidden)).split(max(1, CHUNK // len(W))):
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            logits = nn.functional.linear(hidden[part], W, bias).float()
+            right, total = targets[part, None], logits.logsumexp(1)
+            losses[part] = total - logits.gather(1, right)[:, 0]
+            factor = None if weight is None else weight(logits, losses[part])
+            if factor is not None:
+                losses[part] *= factor
+            if gradients is None:
+                continue
+            logits.sub_(total[:, None]).exp_().scatter_add_(1, right, -torch.ones_like(total)[:, None])
+            if factor is not None:
+                logits *= factor[:, None]
+            gradients[part] = logits.to(W.dtype) @ W
+        ctx.save_for_backward(gradients)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        """Return the gradient of the hidden states, (n, d)."""
+        (gradients,) = ctx.saved_tensors
+        return grad[:, None].to(gradients.dtype) * gradients, None, None, None, None
