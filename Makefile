@@ -70,7 +70,7 @@ test-engines: .venv/.test-ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	$(BIN)/python -m pytest -ra tests/engines
 
-# stopped, killed, damaged and refused: the long form, and what it counted into docs/reliability.md; about an hour
+# stopped, killed, damaged and refused: the long form, and what it counted into docs/lab/reliability.md; about an hour
 faults: .venv/.test-ready
 	rm -f .faults.jsonl
 	ANCHORLORA_FAULTS=$(CURDIR)/.faults.jsonl $(BIN)/python -m pytest -n 2 -q tests/faults
@@ -102,7 +102,7 @@ docs: setup
 site: .venv/.test-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# the tables of docs/loops.md, docs/guarded.md and docs/architectures.md from the results of their tests
+# the tables of docs/supported.md from the results of their tests
 tables: .venv/.test-ready
 	rm -f .tables.jsonl
 	ANCHORLORA_TABLES=$(CURDIR)/.tables.jsonl $(BIN)/python -m pytest -n 2 -q tests/loops tests/guards tests/architectures

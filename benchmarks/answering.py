@@ -6,7 +6,7 @@ import torch
 
 from anchorlora import embedded
 from anchorlora.adapters import AdapterStack
-from anchorlora.continual.evaluate import predict
+from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import Benchmark, Encoder
 from benchmarks.steps import base_model
 from benchmarks.timing import report, seconds
@@ -25,17 +25,16 @@ def speed() -> None:
         for batch in (64, 1):
 
             def call(batch: int = batch, task=task, encoded=encoded, answers=answers) -> None:
-                answers[batch] = predict(
+                scorer = Scorer(
                     blocks.model,
                     loaded.tokenizer,
-                    task,
-                    encoded,
                     max_new_tokens=50,
                     batch=batch,
                     device=loaded.device,
                     share_prefix=batch > 1,
                     packed=batch > 1,
                 )
+                answers[batch] = scorer.score(task, encoded)
 
             call() if torch.cuda.is_available() else None
             taken[batch] = seconds(call)

@@ -1,4 +1,4 @@
-"""Which rows should a core be made of? Cores of other rows than the protocol's first 128, for docs/results-mini.md.
+"""Which rows should a core be made of? Cores of other rows than the protocol's first 128, for docs/lab/results-mini.md.
 
 F=benchmarks/core_rows.py
 anchorlora grid mini --methods $F:first20,$F:spread20,$F:answers20,$F:sensitive20,$F:spread64,$F:answers64 --out OUT/rows
@@ -25,7 +25,7 @@ from torch import Tensor
 from anchorlora import ActiveConstraint, Anchor, Method, PerTask, ProjectDisplacement, Retract
 from anchorlora.constraints import AnswerSensitivity, SensitiveCore
 from anchorlora.constraints.base import ProtectsPast
-from anchorlora.constraints.recording import recorded
+from anchorlora.constraints.recording import record_examples
 from anchorlora.geometry import GrowingRows, LayerCore
 
 MEMORY = "core-rows/"
@@ -49,7 +49,7 @@ class CoreOfRows(ProtectsPast):
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
         """Rows of all tasks by layer, the finished one included."""
         found: dict[str, list[Tensor]] = {layer.name: [] for layer in anchor.layers}
-        with recorded(anchor, "CoreOfRows") as seen:
+        with record_examples(anchor, "CoreOfRows") as seen:
             for loss in anchor.losses(self.examples):
                 (toward,) = torch.autograd.grad(loss, seen.logits)
                 tokens = answering(toward)

@@ -34,6 +34,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ def by_us(
     scores = tested(loaded, attach(loaded.model, out / "adapter"), folder)
     read = out / "skill/before" / (MEMORY if METHODS[request.method].reads_past else CORES)
     stored = (out / "adapter/adapter_model.safetensors").stat().st_size + (read.stat().st_size if read.exists() else 0)
-    return {"scores": scores, "cpu_seconds": clock.seconds, "bytes": stored, "protection": verdict["protection"]}
+    return {"scores": scores, "cpu_seconds": clock.seconds, "bytes": stored, "protection": asdict(verdict.protection)}
 
 
 def further(folder: Path, seed: int, rows: Rows, *, kl: bool = False) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Is o-lora a brake? Controls on inc-lora's blocks that take O-LoRA's penalty apart, for docs/results-mini.md.
+"""Is o-lora a brake? Controls on inc-lora's blocks that take O-LoRA's penalty apart, for docs/lab/results-mini.md.
 
 F=benchmarks/mechanism.py
 anchorlora grid mini --methods $F:second_moment,$F:rescaled --set threads=1 --out OUT/brake

@@ -31,7 +31,7 @@ from anchorlora import Subspace
 from anchorlora.adapters import realized_weights
 from anchorlora.continual.batches import example_mean, windows
 from anchorlora.continual.data import TaskData
-from anchorlora.continual.evaluate import predict
+from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import Benchmark, Encoder, percents
 from anchorlora.embedded import folder
 from anchorlora.measurement import WeightDirections, record_steps
@@ -144,13 +144,9 @@ def sequence(order: tuple[str, ...], seed: int, *, project: bool) -> dict:
                     example_mean(outputs.logits, batch, window).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        tested = {
-            seen: predict(
-                model, base.tokenizer, data.tasks[seen], data.test[seen],
-                max_new_tokens=e.max_new_tokens, batch=e.eval_batch, share_prefix=e.share_prefix, device=base.device,
-            )
-            for seen in order[:number]
-        }  # fmt: skip
+        how = {"max_new_tokens": e.max_new_tokens, "batch": e.eval_batch, "share_prefix": e.share_prefix, "device": base.device}
+        scorer = Scorer(model, base.tokenizer, **how)
+        tested = {seen: scorer.score(data.tasks[seen], data.test[seen]) for seen in order[:number]}
         accuracy.append([next(iter(percents(answers).values())) for answers in tested.values()])
         with torch.no_grad():
             weights = {layer.removeprefix("base_model.model."): read().float().clone() for layer, read in layers.items()}

@@ -1,4 +1,4 @@
-"""Variants and controls of our own methods, for docs/own-methods.md: what was chosen from, and what each part is worth.
+"""Variants and controls of our own methods, for docs/lab/own-methods.md: what was chosen from, and what each part is worth.
 
 F=benchmarks/own_methods.py
 anchorlora grid mini --methods fold-16,fold-8,sensitive-core,brake,rank-split,inc-lora-hard,oplora --out OUT/grid

@@ -25,3 +25,28 @@ def elements(html):
     parser.feed(html)
     parser.close()
     return parser.found
+
+
+class Words(HTMLParser):
+    """The text that a page shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.found, self.hidden = [], 0
+
+    def handle_starttag(self, tag, attrs):
+        self.hidden += tag in ("style", "script", "title")
+
+    def handle_endtag(self, tag):
+        self.hidden -= tag in ("style", "script", "title")
+
+    def handle_data(self, data):
+        if not self.hidden:
+            self.found.append(data)
+
+
+def text(html):
+    parser = Words()
+    parser.feed(html)
+    parser.close()
+    return " ".join(" ".join(parser.found).split())

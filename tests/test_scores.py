@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import oracle
 from anchorlora import Scores
-from anchorlora.scores import mean_interval, paired_interval, paired_tests
+from anchorlora.scores import Paired, mean_interval, paired_tests
 
 triangles = st.integers(2, 6).flatmap(
     lambda n: st.tuples(*[st.lists(st.floats(0, 100), min_size=t, max_size=t) for t in range(1, n + 1)])
@@ -111,12 +111,12 @@ def test_with_tasks_examples_are_drawn_within_each_and_every_task_counts_alike()
     tasks = ["many"] * 400 + ["few"] * 100
     before = [0.0] * 500
     after = [float(draw.random() < (0.9 if task == "many" else 0.3)) for task in tasks]
-    low, high = paired_interval(before, after, tasks=tasks)
+    low, high = Paired(before, after, tasks).interval()
     shares = [sum(a for a, t in zip(after, tasks, strict=True) if t == task) / tasks.count(task) for task in ("many", "few")]
     middle = sum(shares) / 2
     error = (shares[0] * (1 - shares[0]) / 400 + shares[1] * (1 - shares[1]) / 100) ** 0.5 / 2
     assert (low, high) == pytest.approx((middle - 1.96 * error, middle + 1.96 * error), abs=0.006)
-    long = paired_interval(before * 11, after * 11, tasks=tasks * 11)  # beyond 5,000, the normal limit
+    long = Paired(before * 11, after * 11, tasks * 11).interval()  # beyond 5,000, the normal limit
     assert long == pytest.approx((middle - 1.96 * error / 11**0.5, middle + 1.96 * error / 11**0.5), abs=1e-3)
 
 

@@ -21,14 +21,20 @@ import results_tables
 from anchorlora.cli.methods import methods_page
 from anchorlora.data.forms import table_of_forms
 from anchorlora.methods.choice import MEASURED
+from anchorlora_lab.frontier.bench import read_records
+from anchorlora_lab.frontier.picture import picture
+from anchorlora_lab.frontier.tables import frontier_tables
 from anchorlora_lab.report import writers
+from anchorlora_lab.report.figures.style import as_bytes
 from anchorlora_lab.report.records import find_runs
 from anchorlora_lab.report.tables import complete_table
 
 ROOT = Path(__file__).parents[1]
 README, PACKAGE, FIGURE = ROOT / "README.md", ROOT / "docs/package.md", ROOT / "docs/figures/mini-stages.svg"
+FRONTIER, CHOOSING = ROOT / "results/frontier", ("labels", "card")
 REGIONS: dict[str, Callable[..., str]] = {
     "forms": table_of_forms,
+    "frontier": lambda model: "\n".join(map(writers.markdown, frontier_tables(read_records(FRONTIER / model), choosing=CHOOSING))),
     **results_own.TABLES,
     **results_tables.REGIONS,
     **results_keeping.REGIONS,
@@ -107,3 +113,7 @@ if __name__ == "__main__":
     PACKAGE.write_text(in_step(filled(PACKAGE.read_text()), README.read_text()))
     (ROOT / "docs/methods.md").write_text(methods_page())
     results_tables.draw()
+    results_keeping.draw()
+    for folder in (path for path in sorted(FRONTIER.iterdir()) if path.is_dir()):
+        drawn = as_bytes(picture(read_records(folder)), ("svg",))["svg"]
+        (ROOT / f"docs/figures/frontier-{folder.name}.svg").write_bytes(drawn)

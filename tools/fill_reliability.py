@@ -1,4 +1,4 @@
-"""Fills the table of docs/reliability.md with what tests/faults counted:  python tools/fill_reliability.py RESULTS
+"""Fills the table of docs/lab/reliability.md with what tests/faults counted:  python tools/fill_reliability.py RESULTS
 
 `make faults` calls it. A run that failed anywhere, or was not of all tests, leaves the page as it was.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-PAGE = Path("docs/reliability.md")
+PAGE = Path("docs/lab/reliability.md")
 WHOLE = ["tests/faults"]  # what pytest must have been asked for
 
 

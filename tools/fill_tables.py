@@ -5,6 +5,7 @@ RESULTS has no row stays as it is.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ DOCS = Path("docs")
 
 
 def loops(lines: list[dict]) -> str:
-    """One line a row of tests/loops/cases.py, in its order, the last that was written."""
+    """The rows of tests/loops/cases.py; preserved ones together where they differ in the loop or the optimizer alone."""
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
     from loops.cases import ROWS
 
@@ -23,13 +24,27 @@ def loops(lines: list[dict]) -> str:
     missing = [str(row) for row in ROWS if (row.loop, row.parallelism, row.optimizer) not in found]
     if missing:
         raise SystemExit(f"no result of {', '.join(missing)}; run make tables where everything of the test extra is installed")
-    rows = []
+    optimizers: dict[tuple[str, str, str], list[str]] = {}  # (loop, parallelism, what is said if it is refused) -> optimizers
+    largest: dict[tuple[str, str, str], float] = {}
     for row in ROWS:
-        line = found[row.loop, row.parallelism, row.optimizer]
-        results = line["results"]
-        what = results if isinstance(results, str) else f"rho {max(rho for rho, _ in results.values()):.1e}"
-        rows.append([line["loop"], line["parallelism"], line["optimizer"], line["outcome"], what])
-    return table(rows, ["loop", "parallelism", "optimizer", "outcome", "found"])
+        results = found[row.loop, row.parallelism, row.optimizer]["results"]
+        said, rho = (results, 0.0) if isinstance(results, str) else ("", max(rho for rho, _ in results.values()))
+        key = (row.loop, row.parallelism, said)
+        optimizers.setdefault(key, []).append(row.optimizer)
+        largest[key] = max(largest.get(key, 0.0), rho)
+    alike: dict[tuple[str, str, str], list[tuple[str, str, str]]] = {}  # loops with the same optimizers are one row
+    for key, names in sorted(optimizers.items(), key=lambda item: item[0][2] != ""):
+        alike.setdefault((", ".join(names), *key[1:]), []).append(key)
+    rows = [
+        [
+            "; ".join(loop for loop, _, _ in keys),
+            parallelism,
+            names,
+            f"refused: {said}" if said else f"preserved, rho {max(largest[key] for key in keys):.1e}",
+        ]
+        for (names, parallelism, said), keys in alike.items()
+    ]
+    return table(rows, ["loops", "parallelism", "optimizers", "outcome"])
 
 
 def guards(lines: list[dict]) -> str:
@@ -38,45 +53,53 @@ def guards(lines: list[dict]) -> str:
     found = {line["what"]: line for line in lines if not line["what"].startswith("PEFT: ")}
     rows = sorted(found.values(), key=lambda line: order.index(line["outcome"]))
     return table(
-        [[x["what"], _ratio(x["rho"]), x["outcome"], x["said"]] for x in rows],
-        ["what happens", "true rho, nobody looking", "outcome", "what is said"],
+        [[x["what"], _ratio(x["rho"]), x["outcome"]] for x in rows], ["what happens", "true rho without the checks", "outcome"]
     )
 
 
 def catalog(lines: list[dict]) -> str:
-    """PEFT's options, preserved ones first."""
-    found = {line["what"]: line for line in lines if line["what"].startswith("PEFT: ")}
-    rows = sorted(found.values(), key=lambda line: (line["outcome"] != "preserved", line["what"]))
-    return table(
-        [[x["what"].removeprefix("PEFT: "), x["outcome"], x["said"] or f"true rho {_ratio(x['rho'])}"] for x in rows],
-        ["option", "outcome", "found"],
-    )
+    """PEFT's options, preserved ones first, those that are refused by what the message advises."""
+    found = sorted((line for line in lines if line["what"].startswith("PEFT: ")), key=lambda line: line["what"])
+    groups: dict[str, list[dict]] = {}
+    for line in sorted(found, key=lambda line: line["outcome"] != "preserved"):
+        groups.setdefault(line["said"].rpartition("; ")[2], []).append(line)
+    rows = [
+        [
+            ", ".join(line["what"].removeprefix("PEFT: ") for line in group),
+            f"refused: {advice}" if advice else f"preserved, true rho {_ratio(max(line['rho'] for line in group))}",
+        ]
+        for advice, group in groups.items()
+    ]
+    return table(rows, ["options", "outcome"])
 
 
 def architectures(lines: list[dict]) -> str:
-    """One line a case of tests/architectures/cases.py, in its order; what is refused once for all layers."""
+    """The models of tests/architectures/cases.py, in its order; those with layers of the same names in one row."""
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
     from architectures.cases import CASES
 
     found = {(x["type"], x["layers"]): x for x in lines}
-    rows = []
-    for case in CASES:
-        if case.of.refused and case.layers != "attention":
-            continue
-        line = found.get((case.of.model_type, "any" if case.of.refused else case.layers))
-        if line is None:
-            raise SystemExit(f"no result of {case}; run make tables")
-        start = [line["of"], f"`{line['type']}`", line["layers"]]
-        if case.of.refused:
-            rows.append([*start, "-", *["refused"] * 4])
-        else:
-            rows.append([*start, " ".join(line["adapted"]), *(line[what] for what in ("protect", "cores", "run", "export"))])
-    return table(rows, ["model", "type", "targets", "adapted layers", "protect", "cores", "run", "export"])
+    alike: dict[tuple[str, ...], dict[str, float]] = {}  # layers -> model -> largest rho
+    for model in (case.of for case in CASES if case.layers == "attention"):
+        its = [found.get((model.model_type, layers)) for layers in (("any",) if model.refused else ("attention", "all-linear"))]
+        if None in its:
+            raise SystemExit(f"no result of {model.name}; run make tables")
+        layers, rho = ("refused", "refused"), 0.0
+        if not model.refused:
+            if {(line["cores"], line["export"]) for line in its} != {("yes", "cat, svd, merged")}:
+                raise SystemExit(f"{model.name}: the page says that cores and every form of export work")
+            layers = tuple(" ".join(line["adapted"]) for line in its)
+            rho = max(float(line[what].removeprefix("rho ")) for line in its for what in ("protect", "run"))
+        alike.setdefault(layers, {})[f"{model.name} (`{model.model_type}`)"] = rho
+    rows = [
+        ["; ".join(group), *layers, f"{max(group.values()):.1e}" if any(group.values()) else "-"] for layers, group in alike.items()
+    ]
+    return table(rows, ["models", "attention", "all-linear", "largest rho"])
 
 
 def table(rows: list[list[str]], headers: list[str]) -> str:
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    return tabulate(escaped, headers, tablefmt="github", disable_numparse=True)
+    return re.sub(" {2,}", " ", re.sub("-{4,}", "---", tabulate(escaped, headers, tablefmt="github", disable_numparse=True)))
 
 
 def _ratio(rho: float | None) -> str:
@@ -84,10 +107,10 @@ def _ratio(rho: float | None) -> str:
 
 
 TABLES: dict[str, tuple[str, str, Callable[[list[dict]], str]]] = {
-    "loops": ("loops.md", "loops", loops),
-    "guards": ("guarded.md", "guards", guards),
-    "catalog": ("guarded.md", "guards", catalog),
-    "architectures": ("architectures.md", "architectures", architectures),
+    "loops": ("supported.md", "loops", loops),
+    "guards": ("supported.md", "guards", guards),
+    "catalog": ("supported.md", "guards", catalog),
+    "architectures": ("supported.md", "architectures", architectures),
 }
 
 

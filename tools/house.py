@@ -15,15 +15,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("anchorlora", "anchorlora_lab")
-DEVELOPERS = ("architecture.md", "log.md")  # pages of docs/ that no user needs, as those of results and methods
+NOT_COUNTED = ("api", "methods", "lab")  # folders of docs/: references of names, and the laboratory, which no user needs
+INDEX = "package.md"  # the text for a package index, most of which is README.md's
 READ = 700  # lines that a newcomer reads at most before a first edit
-EDITS = {  # what is added or sought -> the files to read first
+EDITS = {  # what is added or sought -> the files to read first; of FILE#SECTION, that section
     "a constraint": (
-        *("CONTRIBUTING.md", "docs/your-own-method.md", "src/anchorlora/constraints/base.py"),
+        *("CONTRIBUTING.md", "docs/extend.md#Your own method", "src/anchorlora/constraints/base.py"),
         *("src/anchorlora/constraints/freeze.py", "src/anchorlora/methods/entry.py"),
     ),
-    "a metric": ("CONTRIBUTING.md", "docs/extend/metric.md", "src/anchorlora/data/metrics.py"),
-    "an engine": ("CONTRIBUTING.md", "docs/extend/engine.md", "src/anchorlora_lab/grid/scheduler.py"),
+    "a metric": ("CONTRIBUTING.md", "docs/extend.md#A metric", "src/anchorlora/data/metrics.py"),
+    "an engine": ("CONTRIBUTING.md", "docs/extend.md#An engine", "src/anchorlora_lab/grid/scheduler.py"),
     "a NaN": ("src/anchorlora/continual/learn.py", "src/anchorlora/continual/not_finite.py"),
 }
 SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -69,6 +70,13 @@ def circles() -> list[tuple[str, str]]:
     return sorted({tuple(sorted((a, b))) for a in graph for b in reached[a] if a != b and a in reached[b]})
 
 
+def text_of(file: str) -> str:
+    """The text of a file, or of one section of it, FILE#SECTION."""
+    path, _, section = file.partition("#")
+    text = (ROOT / path).read_text()
+    return text.partition(f"\n## {section}\n")[2].partition("\n## ")[0] if section else text
+
+
 def main() -> None:
     """Print one line a row."""
     for package in PACKAGES:
@@ -77,11 +85,11 @@ def main() -> None:
         print(f"{package}: {len(counts)} files, {code:,} lines of code, {docstrings:,} lines of docstrings")
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     print(f"files in the repository: {len(tracked):,}, of which results: {sum(name.startswith('results/') for name in tracked):,}")
-    pages = [p for p in (ROOT / "docs").rglob("*.md") if p.parent.name not in ("api", "methods") and p.name not in DEVELOPERS]
+    pages = [p for p in (ROOT / "docs").rglob("*.md") if p.parent.name not in NOT_COUNTED and p.name != INDEX]
     words = sum(len(page.read_text().split()) for page in pages)
     print(f"documents for users: {len(pages)} pages, {words:,} words; README {len((ROOT / 'README.md').read_text().split()):,}")
     for edit, files in EDITS.items():
-        lines = sum(len((ROOT / file).read_text().splitlines()) for file in files)
+        lines = sum(len(text_of(file).splitlines()) for file in files)
         print(f"to read for {edit}: {lines} lines of {READ} in {len(files)} files")
     print(f"modules in circles: {len(circles())} pairs {circles()[:5]}")
 

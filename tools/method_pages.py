@@ -90,7 +90,7 @@ def measured(method: Method, runs: Mapping[str, Sequence[Run]]) -> str:
 {settings}
 Means over {count} runs of [`mini`](../mini.md) (three orders, three seeds), with 95 % intervals over runs.
 [The scores](../study.md#the-scores) explains AA, LA, BWT, and FM.
-[Results](../results-mini.md) and [Our own methods](../own-methods.md) test the differences between methods.
+[Results on mini](../lab/results-mini.md) and [Our own methods](../lab/own-methods.md) test the differences between methods.
 """
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from anchorlora.scores import paired_interval
+from anchorlora.scores import Paired
+from anchorlora_lab.report.figures.style import COLORS, REFERENCE, as_bytes
 
 ROOT = Path(__file__).parents[1]
 NEEDS = {
@@ -136,7 +138,7 @@ def tables(results: dict[str, list[dict[str, Any]]]) -> str:
         cells = []
         for where in MEASURED:
             was, now = scores(theirs, *where), scores(ours, *where)
-            low, high = paired_interval(was, now)
+            low, high = Paired(was, now).interval()
             digits = 3 if where[1] == "loss" else 1
             cells.append(f"{mean(now) - mean(was):+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})")
         lines.append([f"{WORDS[pair[0]]} against {WORDS[pair[1]]}", str(len(seeds)), *cells])
@@ -156,7 +158,7 @@ def instead(results: dict[str, list[dict[str, Any]]]) -> str:
         lost = ""
         if name != "before":
             was = scores(results["before"], *MEASURED[1])
-            low, high = paired_interval(was, old)
+            low, high = Paired(was, old).interval()
             lost = f"{mean(old) - mean(was):+.1f} ({low:+.1f} to {high:+.1f})"
         rows.append([words, NEEDS[name], f"{mean(new):.1f}", f"{mean(old):.1f}", lost, *costs(found)])
     heads = ["you use", "it needs", "new task, %", "old task, %", "old task, change (95 %)", "CPU s", "peak MB", "stored MB"]
@@ -190,9 +192,42 @@ def read(folder: str) -> dict[str, list[dict[str, Any]]]:
     return results
 
 
+SHORT = {  # the rows of the picture
+    "before": "before",
+    "plain PEFT": "plain PEFT",
+    "replay 5 %": "replay of 5 %",
+    "block": "new block, unprotected",
+    "snapshot": "averaged (snapshot)",
+    "keep old text": "--keep old text",
+    "keep self": "--keep self",
+    "keep self sensitive-core": "--keep self, sensitive-core",
+}
+
+
+def picture(results: dict[str, list[dict[str, Any]]]) -> Figure:
+    """Accuracy on the new task and on the old one, two bars for each way, on white paper: a page may be dark around it."""
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained", facecolor="white")
+    at = figure.subplots()
+    for row, name in enumerate(SHORT):
+        values = [mean(scores(results[name], *where)) for where in MEASURED[:2]]
+        at.barh((row - 0.2, row + 0.2), values, height=0.36, color=(REFERENCE, COLORS[1]))
+        for place, value, word in zip((row - 0.2, row + 0.2), values, ("new", "old"), strict=True):
+            at.annotate(f"{word} {value:.0f}", (value, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+    at.set(yticks=range(len(SHORT)), yticklabels=list(SHORT.values()), xlim=(0, 100), xlabel="accuracy in %")
+    at.invert_yaxis()
+    at.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def draw() -> None:
+    """The picture of docs/results.md."""
+    (ROOT / "docs/figures/keeping-linear.svg").write_bytes(as_bytes(picture(read("keeping-linear")), ("svg",))["svg"])
+
+
 REGIONS: dict[str, Callable[[], str]] = {
     "keeping": lambda: tables(read("keeping")),
     "keeping-linear": lambda: tables(read("keeping-linear")),
     "instead": lambda: instead(read("keeping")),
+    "kept": lambda: instead(read("keeping-linear")),
     "price": lambda: price(read("keeping-linear")),
 }

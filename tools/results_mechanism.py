@@ -1,6 +1,6 @@
-"""Regions of docs/results-mini.md on experiments of their own: brake, sizes and rows of cores, precision, and correlations.
+"""Regions of docs/lab/results-mini.md on experiments of their own: brake, sizes and rows of cores, precision, and correlations.
 
-The rules that they follow are in docs/log.md, 2026-11-23.
+The rules that they follow are in docs/lab/log.md, 2026-11-23.
 """
 
 import random
@@ -105,7 +105,7 @@ def brake_rho(folder: str) -> dict[str, list[float]]:
 
 
 def verdict(tests, name: str) -> str:
-    """The rule of docs/log.md, 2026-11-23, for one quantity."""
+    """The rule of docs/lab/log.md, 2026-11-23, for one quantity."""
     total, brake, rest = (tests[what, name] for what in ("total", "brake", "rest"))
     if total.adjusted >= LEVEL:
         return "nothing to explain"
@@ -211,7 +211,7 @@ ROWS = (  # method -> core, most directions; in the order of the table
     ("answers64", "rows that predict an answer", 64),
     ("sensitive-core", "all rows, weighted", 64),
 )
-ROWS_COMPARED = (  # the rule of docs/log.md, 2026-11-23
+ROWS_COMPARED = (  # the rule of docs/lab/log.md, 2026-11-23
     ("spread20", "first20"),
     ("answers20", "spread20"),
     ("sensitive20", "answers20"),

@@ -1,4 +1,4 @@
-"""The tables of docs/own-methods.md and README.md on our own methods, from results/beyond and results/mini/grid.
+"""The tables of docs/lab/own-methods.md and README.md on our own methods, from results/beyond and results/mini/grid.
 
 Also the means that `anchorlora methods` shows, src/anchorlora/methods/measured.json.
 """
@@ -239,7 +239,7 @@ def long_tasks() -> str:
     return tabulate(rows, ("task", "majority label", *names), tablefmt="github", disable_numparse=True)
 
 
-SMOLLM2 = "[SmolLM2-135M](docs/results.md#standard-cl-on-smollm2-135m-the-official-tasks-learned)"
+SMOLLM2 = "[SmolLM2-135M](docs/lab/results-real.md#standard-cl-on-smollm2-135m-the-official-tasks-learned)"
 
 
 def real_in_words() -> str:

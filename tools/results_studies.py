@@ -1,4 +1,4 @@
-"""The runs of a study in results/, and what the regions of docs/results*.md share.
+"""The runs of a study in results/, and what the regions of docs/lab/results*.md share.
 
 A study is a folder of results/ ("real/grid"), several folders whose runs belong together ("real/grid+real/order1"), or those of
 their runs that have one order of the recipe ("real/grid+real/order1@order1").

@@ -1,4 +1,4 @@
-"""Measured text of docs/results*.md from the records in results/, by the markers that tools/built_pages.py replaces.
+"""Measured text of docs/lab/results*.md from the records in results/, by the markers that tools/built_pages.py replaces.
 
 `<!-- table STUDY NAME -->` is the table NAME of the report of a study; the other markers have the names of `REGIONS`. STUDY is what
 tools/results_studies.py takes: a folder of results/, or several. `<!-- value NAME WHERE -->` is a number within a line, and
@@ -6,6 +6,7 @@ tools/results_studies.py takes: a folder of results/, or several. `<!-- value NA
 """
 
 import math
+import posixpath
 import re
 from collections.abc import Callable
 
@@ -23,7 +24,8 @@ from anchorlora_lab.report.tables.scores import interval_over_examples, unlearne
 from results_mechanism import brake, brake_tests, correlation, gradient, lowered, precision, ranks, rows, rows_tests, unaligned
 from results_studies import RESULTS, ROOT, all_comparisons, report, row_of
 
-PAGES = {"mini": "results-mini.md", "mini-en": "results-unlearned.md"}  # by the first folder of a study; all others: results.md
+REAL = "lab/results-real.md"
+PAGES = {"mini": "lab/results-mini.md", "mini-en": "lab/results-unlearned.md"}  # by the first folder of a study; all others: REAL
 FIGURES = {
     "mini/grid": ("accuracy", "aa-fm", "drift", "cores", "paths", "forgetting", "boundaries"),
     "mini/trace": ("trajectories",),
@@ -205,13 +207,13 @@ VALUES = {
 
 def page_of(study: str) -> str:
     """The page that a study's tables are on."""
-    return PAGES.get(study.split("/")[0], "results.md")
+    return PAGES.get(study.split("/")[0], REAL)
 
 
 def linked(text: str, words: str, page: str) -> str:
     """The text that a marker stands for, made of its words, with its links from a page."""
     at = next((page_of(word) for word in words.split() if "/" in word), page)
-    return text if at == page else text.replace("](#", f"]({at}#")
+    return text if at == page else text.replace("](#", f"]({posixpath.relpath(at, posixpath.dirname(page))}#")
 
 
 REGIONS: dict[str, Callable[..., str]] = {

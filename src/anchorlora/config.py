@@ -27,6 +27,34 @@ Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, le=10**9)]
 ALL_LINEAR = "all-linear"
+# what other trainers call a field -> the field
+FOREIGN = {
+    "lr": "learning_rate",
+    "batch_size": "window",
+    "train_batch_size": "window",
+    "gradient_accumulation_steps": "window",
+    "per_device_train_batch_size": "micro_batch",
+    "micro_batch_size": "micro_batch",
+    "r": "rank",
+    "lora_r": "rank",
+    "lora_rank": "rank",
+    "lora_alpha": "alpha",
+    "lora_dropout": "dropout",
+    "target_modules": "targets",
+    "lora_target": "targets",
+    "all_linear": "targets",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "max_length": "max_tokens",
+    "max_seq_length": "max_tokens",
+    "max_seq_len": "max_tokens",
+    "model_max_length": "max_tokens",
+    "cutoff_len": "max_tokens",
+    "sequence_len": "max_tokens",
+    "warmup_ratio": "warmup",
+    "lr_scheduler_type": "schedule",
+    "max_grad_norm": "clip_norm",
+}
 
 
 def _within_reach(place: str) -> str:
@@ -321,7 +349,9 @@ def _changed(recipe: Recipe, settings: Mapping[str, Any], where: str) -> Recipe:
     paths |= {path.rsplit(".", 1)[-1]: path for path in paths}
     for name, value in settings.items():
         if name not in paths:
-            near = get_close_matches(name, paths, n=3, cutoff=0.5) or sorted(p for p in paths if "." not in p)
+            foreign = FOREIGN.get(name.rsplit(".", 1)[-1].replace("-", "_").lower())
+            near = [foreign] if foreign else get_close_matches(name, paths, n=3, cutoff=0.5)
+            near = near or sorted(p for p in paths if "." not in p)
             raise UnknownName(f"{where}: the recipe has no field {name!r:.80}; nearest: {', '.join(near)}")
         *parents, leaf = paths[name].split(".")
         place = content

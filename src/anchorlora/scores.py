@@ -17,7 +17,7 @@ import random
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import NormalDist, pvariance
+from statistics import NormalDist, mean, pvariance, variance
 from typing import Any
 
 from anchorlora.errors import InvalidValue
@@ -201,27 +201,79 @@ def _typical(changes: Sequence[float], level: float) -> tuple[float, float] | No
     return (means[outside - 1], means[-outside]) if outside else None
 
 
-def paired_interval(
-    before: Sequence[float], after: Sequence[float], *, level: float = 0.95, tasks: Sequence[Hashable] | None = None
-) -> tuple[float, float]:
-    """Return a confidence interval of the mean of after - before, over the same examples: the percentile bootstrap.
+@dataclass(frozen=True)
+class Flips:
+    """Positions of the answers that turned right, and of those that turned wrong."""
 
-    With tasks, examples are drawn within each task, and the mean is that over tasks of each task's mean, as in AA. For more than
-    5,000 examples, the bootstrap's normal limit is returned, which it has reached by then.
-    """
-    if len(before) != len(after) or not before or (tasks is not None and len(tasks) != len(after)):
-        raise InvalidValue(f"{len(before)} scores before and {len(after)} after are not of the same examples")
-    changes: dict[Hashable, list[float]] = {}
-    for was, now, task in zip(before, after, tasks or [None] * len(after), strict=True):
-        changes.setdefault(task, []).append(now - was)
-    if len(after) > LIMIT:
-        middle = _mean([_mean(each) for each in changes.values()])
-        spread = math.sqrt(math.fsum(pvariance(each) / len(each) for each in changes.values())) / len(changes)
-        reach = NormalDist().inv_cdf((1 + level) / 2) * spread
-        return middle - reach, middle + reach
-    means = _drawn_means([*changes.values()])
-    outside = round((1 - level) / 2 * DRAWS)
-    return means[outside], means[DRAWS - 1 - outside]
+    gained: tuple[int, ...]
+    lost: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Values of the same examples before and after, or of one method and of another, with what can be said of their difference."""
+
+    before: Sequence[float]
+    after: Sequence[float]
+    tasks: Sequence[Hashable] | None = None  # of each example; means are then those over tasks of each task's mean, as in AA
+
+    def __post_init__(self) -> None:
+        before, after = len(self.before), len(self.after)
+        if before != after or not before or (self.tasks is not None and len(self.tasks) != after):
+            raise InvalidValue(f"{before} scores before and {after} after are not of the same examples")
+
+    @property
+    def n(self) -> int:
+        """Number of examples."""
+        return len(self.after)
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """The mean before and after."""
+        before, after = ([mean(part) for part in self.by_task(values).values()] for values in (self.before, self.after))
+        return (before[0], after[0]) if self.tasks is None else (mean(before), mean(after))
+
+    @property
+    def changes(self) -> list[float]:
+        """What each example gained."""
+        return [now - was for was, now in zip(self.before, self.after, strict=True)]
+
+    def by_task(self, values: Sequence[float]) -> dict[Hashable, list[float]]:
+        """Return values of the examples by task; all together where there are no tasks."""
+        groups: dict[Hashable, list[float]] = {}
+        for value, task in zip(values, self.tasks or [None] * self.n, strict=True):
+            groups.setdefault(task, []).append(value)
+        return groups
+
+    def interval(self, *, level: float = 0.95) -> tuple[float, float]:
+        """Return a confidence interval of the mean change over examples: the percentile bootstrap.
+
+        Examples are drawn within each task. For more than 5,000, the bootstrap's normal limit is returned, which it has reached by
+        then.
+        """
+        changes = self.by_task(self.changes)
+        if self.n > LIMIT:
+            middle = _mean([_mean(part) for part in changes.values()])
+            spread = math.sqrt(math.fsum(pvariance(part) / len(part) for part in changes.values())) / len(changes)
+            reach = NormalDist().inv_cdf((1 + level) / 2) * spread
+            return middle - reach, middle + reach
+        means = _drawn_means([*changes.values()])
+        outside = round((1 - level) / 2 * DRAWS)
+        return means[outside], means[DRAWS - 1 - outside]
+
+    def standard_error(self, weights: Mapping[Hashable, float]) -> float:
+        """Return the standard error of the mean change with a weight for each task: sqrt(sum of w^2 var / n), two examples each."""
+        changes = self.by_task(self.changes)
+        return math.sqrt(sum(weights[task] ** 2 * (variance(part) / len(part)) for task, part in changes.items()))
+
+    @property
+    def flips(self) -> Flips | None:
+        """The answers that turned; None where values say more than right (1) and wrong (0)."""
+        pairs = list(zip(self.before, self.after, strict=True))
+        if not {value for pair in pairs for value in pair} <= {0.0, 1.0}:
+            return None
+        gained, lost = (tuple(i for i, pair in enumerate(pairs) if pair == turned) for turned in ((0.0, 1.0), (1.0, 0.0)))
+        return Flips(gained, lost)
 
 
 def _drawn_means(groups: Sequence[Sequence[float]]) -> list[float]:

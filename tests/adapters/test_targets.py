@@ -14,6 +14,7 @@ from anchorlora import Anchor, FeatureStore
 from anchorlora.adapters import (
     AdapterStack,
     attach,
+    detach,
     lora_layers,
     merge,
     read_adapter,
@@ -192,3 +193,18 @@ def test_a_packed_weight_in_the_models_own_type_is_a_linear_layer():
     layer = model.model.layers[0].self_attn
     layer.q_proj = Packed(layer.q_proj)
     assert "model.layers.0.self_attn.q_proj" in target_layers(model, ("q_proj",))
+
+
+@pytest.mark.parametrize("kind", [models.gpt2, models.qwen3])
+def test_a_model_is_bitwise_what_it_was_after_adapters_of_any_making_were_taken_off(kind, tmp_path):
+    model = base(kind)
+    before, weights, names = logits(model), {n: w.clone() for n, w in model.state_dict().items()}, set(dict(model.named_modules()))
+    for folder in (tmp_path / "1", tmp_path / "2"):
+        trained = stacked(model, "all-linear", folder)
+        assert not torch.equal(logits(trained.model), before)
+        detach(model)
+        assert not torch.equal(logits(attach(model, folder)), before)
+        detach(model)
+        assert torch.equal(logits(model), before)
+        assert set(dict(model.named_modules())) == names
+        assert all(torch.equal(weights[n], w) for n, w in model.state_dict().items())

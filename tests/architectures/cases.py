@@ -1,4 +1,4 @@
-"""Tiny models with random weights of every architecture in docs/architectures.md, each a folder with the embedded tokenizer."""
+"""Tiny models with random weights of every architecture in docs/supported.md, each a folder with the embedded tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every architecture of docs/architectures.md: protected, cores made, run and exported, or refused in one line."""
+"""Every architecture of docs/supported.md: protected, cores made, run and exported, or refused in one line."""
 
 import re
 

@@ -8,7 +8,7 @@ import pytest
 import mmlu_folder
 from anchorlora.adapters import attach
 from anchorlora.config import BaseModelSettings
-from anchorlora.continual.evaluate import texts_of
+from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import normalize
 from anchorlora.models.load import load_base_model
 from anchorlora_lab.suites.measure import Questions, evaluate
@@ -36,9 +36,9 @@ def said(model, trained):
     """What the model says to each prompt alone, before and after: its first line, as far as anything there counts."""
     loaded = load_base_model(BaseModelSettings(model=str(model)))
     prompts = [loaded.tokenizer(prompt).input_ids for prompt in PROMPTS]
-    how = {"max_new_tokens": 4, "device": loaded.device}
-    before = texts_of(loaded.model, loaded.tokenizer, prompts, **how)
-    after = texts_of(attach(loaded.model, trained), loaded.tokenizer, prompts, **how)
+    how = {"max_new_tokens": 4, "batch": 1, "share_prefix": False, "device": loaded.device}
+    before = Scorer(loaded.model, loaded.tokenizer, **how).texts(prompts)
+    after = Scorer(attach(loaded.model, trained), loaded.tokenizer, **how).texts(prompts)
     pairs = {prompt: (old.strip(), new.strip()) for prompt, old, new in zip(PROMPTS, before, after, strict=True)}
     useful = {prompt: pair for prompt, pair in pairs.items() if all(map(normalize, pair)) and "\n" not in "".join(pair)}
     assert sum(old != new for old, new in useful.values()) >= 4, "the adapter changes answers"
@@ -67,13 +67,9 @@ def ask(tmp_path):
 def ends_after(monkeypatch):
     """Let answers have four tokens, so that each is one of those by hand."""
 
-    def predicting(*given, max_new_tokens, **more):
-        return inner(*given, max_new_tokens=4, **more)
-
     from anchorlora_lab.suites import prompts
 
-    inner = prompts.predict
-    monkeypatch.setattr(prompts, "predict", predicting)
+    monkeypatch.setattr(prompts, "Scorer", lambda *given, **how: Scorer(*given, **{**how, "max_new_tokens": 4}))
 
 
 def test_answers_that_turned_wrong_and_right_are_counted_and_listed(adapter, ask, said, ends_after, tmp_path):
@@ -137,12 +133,14 @@ def test_base_answers_are_kept_and_asked_again_when_a_prompt_or_an_answer_is_ano
 def test_chats_go_through_the_template_and_plain_prompts_only_if_asked(adapter, ask, monkeypatch):
     from anchorlora_lab.suites import prompts
 
-    read, inner = [], prompts.predict
-    monkeypatch.setattr(
-        prompts,
-        "predict",
-        lambda m, t, task, examples, **how: read.append(t.decode(examples[0].prompt)) or inner(m, t, task, examples, **how),
-    )
+    read = []
+
+    class Reader(Scorer):
+        def score(self, task, examples, **how):
+            read.append(self.tokenizer.decode(examples[0].prompt))
+            return super().score(task, examples, **how)
+
+    monkeypatch.setattr(prompts, "Scorer", Reader)
     chat = [{"role": "user", "content": "Which bone?"}, {"role": "assistant", "content": "acid"}]
     ask(adapter, [{"messages": chat}])
     ask(adapter, [{"prompt": chat[:1], "completion": chat[1:]}])

@@ -129,7 +129,7 @@ def test_the_library_works_without_what_only_the_laboratory_needs(tmp_path):
 @pytest.mark.parametrize(
     "command",
     [
-        *([c] for c in ("train", "run", "report", "methods", "check", "measure", "cores", "eval", "export")),
+        *([c] for c in ("train", "ask", "run", "report", "methods", "check", "measure", "cores", "eval", "export")),
         ["data", "import"],
         ["data", "verify"],
     ],
@@ -137,6 +137,34 @@ def test_the_library_works_without_what_only_the_laboratory_needs(tmp_path):
 def test_every_command_explains_itself(command, capsys):
     assert main([*command, "--help"]) == 0
     assert_golden(f"help-{'-'.join(command)}.txt", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("command", [*([c] for c in COMMANDS if c != "data"), ["data", "import"], ["data", "verify"]])
+def test_every_help_ends_with_an_example_that_the_command_understands(command, capsys, tmp_path, monkeypatch):
+    (tmp_path / "skills").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "--help"]) == 0
+    *_, heading, line = (line for line in capsys.readouterr().out.splitlines() if line.strip())
+    assert heading.strip() == "Example:"
+    program, *words = shlex.split(line)
+    assert (program, words[: len(command)]) == ("anchorlora", command)
+    context = app.make_context("anchorlora", [command[0]])
+    found = app.get_command(context, command[0])
+    for name in command[1:]:
+        found = found.commands[name]
+    found.make_context(command[-1], words[len(command) :], parent=context)
+
+
+def test_the_defaults_that_the_help_of_train_names_are_those_of_its_recipe(capsys):
+    from anchorlora.train.request import default_recipe
+
+    assert main(["train", "--help"]) == 0
+    shown, recipe = " ".join(capsys.readouterr().out.split()), default_recipe()
+    training = recipe.training
+    values = {"epochs": training.epochs, "learning-rate": training.learning_rate, "max-length": training.max_tokens}
+    for option, value in {**values, "rank": recipe.adapter.rank}.items():
+        assert f"[default: {value:g}]" in shown.partition(f"--{option} ")[2].partition(" --")[0], option
+    assert f"alpha stays {recipe.adapter.alpha:g}" in shown
 
 
 def test_check_prints_verdicts_and_numbers(capsys):
@@ -332,7 +360,17 @@ def test_data_import_and_verify(small_benchmark, tmp_path, capsys):
         (["run", "none.yaml", "--method", "sfor"], "there is no file none.yaml"),
         (["check", "sfr"], "no method called 'sfr'"),
         (["rum"], "there is no command 'rum'; nearest: run"),
-        (["run", "mini", "--metod", "sfor"], "No such option"),
+        (["run", "mini", "--metod", "sfor"], r"there is no option --metod; nearest: --method \(see anchorlora run --help\)"),
+        (["train", "--lr", "1e-4"], "there is no option --lr; nearest: --learning-rate "),
+        (["train", "--learning_rate", "1e-4"], "nearest: --learning-rate "),
+        (["train", "--lora_r", "8"], "nearest: --rank "),
+        (["train", "--max-seq-length", "8"], "nearest: --max-length "),
+        (["train", "--num_train_epochs", "3"], "nearest: --epochs "),
+        (["train", "--batch_size", "8"], "nearest: --set window=VALUE "),
+        (["train", "--all_linear"], "nearest: --targets all-linear "),
+        (["run", "--lr", "1e-4"], "nearest: --set learning_rate=VALUE "),
+        (["run", "mini", "--method", "sfor", "--set", "lr=1e-4"], "no field 'lr'; nearest: learning_rate$"),
+        (["train", "m", "--data", "d", "--out", "o", "--epochs", "2", "--set", "epochs=3"], "--set epochs is set by an option too"),
         (["report", "--out", "x"], "Missing argument"),
     ],
 )

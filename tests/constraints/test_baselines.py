@@ -179,7 +179,7 @@ def test_on_remembered_examples_the_others_count_as_nothing(student):
     remembered = torch.tensor([True, False, True])[: len(batch)]
     with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), anchor, [Distillation(0.5, 1.0)]) as held:
         outputs = asked(blocks, batch)
-        p, q = (batch.answer_logits(logits).double().log_softmax(-1) for logits in (held[0].asked(batch), outputs.logits))
+        p, q = (batch.answer_logits(logits).double().log_softmax(-1) for logits in (held[0].teacher_logits(batch), outputs.logits))
     answers = batch.targets != IGNORED
     tokens = torch.zeros(answers.shape, dtype=torch.float64).masked_scatter(answers, (p.exp() * (p - q)).sum(-1).detach())
     means = tokens.sum(1) / answers.sum(1)
@@ -205,9 +205,9 @@ def test_distillation_reads_no_position_but_those_that_predict_answers(student, 
         return logits
 
     with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), anchor, [Distillation()]) as held:
-        outputs, taught = asked(blocks, batch), held[0].asked(batch)
+        outputs, taught = asked(blocks, batch), held[0].teacher_logits(batch)
         expected = held[0].loss(batch, outputs)
-        monkeypatch.setattr(held[0], "asked", lambda batch: violation(taught))
+        monkeypatch.setattr(held[0], "teacher_logits", lambda batch: violation(taught))
         assert torch.equal(held[0].loss(batch, SimpleNamespace(logits=violation(outputs.logits))), expected)
 
 
@@ -215,7 +215,7 @@ def test_the_teacher_has_no_dropout_keeps_no_graph_and_leaves_the_student_traini
     blocks, anchor, batch = student
     blocks.model.train()
     with protect(torch.optim.SGD(blocks.trainable(), lr=0.0), anchor, [Distillation()]) as held:
-        first, second = held[0].asked(batch), held[0].asked(batch)
+        first, second = held[0].teacher_logits(batch), held[0].teacher_logits(batch)
         held[0].loss(batch, asked(blocks, batch))
     assert torch.equal(first, second)
     assert not first.requires_grad

@@ -4,8 +4,9 @@ from transformers import GenerationConfig
 
 import models
 from anchorlora.adapters import AdapterStack
+from anchorlora.continual import evaluate
 from anchorlora.continual.decode import decode, drafts_of
-from anchorlora.continual.evaluate import _Prefix, answer_losses, predict
+from anchorlora.continual.evaluate import Scorer, _Prefix
 from anchorlora.data import Encoder, Example, Task
 from anchorlora.models.load import cache_argument
 
@@ -61,7 +62,7 @@ HOW = {"padded": {"share_prefix": False}, "shared beginning": {}, "packed": {"pa
 def test_batching_sorting_and_sharing_change_no_text_in_float32(make, how, batch, tokenizer, encoded):
     """Random weights: every answer runs to the limit, through flat logits."""
     model = adapted(make, tokenizer)
-    answers = predict(model, tokenizer, TASK, encoded, max_new_tokens=12, batch=batch, device=CPU, **HOW[how])
+    answers = Scorer(model, tokenizer, max_new_tokens=12, batch=batch, device=CPU, **HOW[how]).score(TASK, encoded)
     assert [a.text for a in answers] == one_at_a_time(model, tokenizer, encoded)
     assert len({a.text for a in answers}) > 1
 
@@ -147,7 +148,7 @@ def test_a_model_with_a_sliding_window_reads_every_prompt_whole(tokenizer, encod
 
     model = adapted(make, tokenizer)
     assert _Prefix.of(model, [e.prompt for e in encoded], CPU).length == 0
-    answers = predict(model, tokenizer, TASK, encoded, max_new_tokens=4, batch=1, device=CPU)
+    answers = Scorer(model, tokenizer, max_new_tokens=4, batch=1, device=CPU).score(TASK, encoded)
     assert [a.text for a in answers] == one_at_a_time(model, tokenizer, encoded, tokens=4)
 
 
@@ -166,7 +167,7 @@ def test_decoding_stops_at_the_end_of_sequence_and_at_nothing_else(tokenizer, en
 
     model = Scripted(models.qwen3(vocab=len(tokenizer)).config)
     model.generation_config = GenerationConfig(do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=1)
-    (answer,) = predict(model, tokenizer, TASK, encoded[:1], max_new_tokens=50, batch=4, device=CPU)
+    (answer,) = Scorer(model, tokenizer, max_new_tokens=50, batch=4, device=CPU).score(TASK, encoded[:1])
     assert answer.text == "ball"
     assert answer.label == "ball"
     assert len(calls) == len(script) - 3, "one forward for each token up to the end, and no more"
@@ -175,24 +176,25 @@ def test_decoding_stops_at_the_end_of_sequence_and_at_nothing_else(tokenizer, en
 def test_progress_tells_every_example_once_and_what_is_known_is_not_asked_again(tokenizer, encoded):
     batches, later = [], []
     model = adapted(models.qwen3, tokenizer)
-    how = {"max_new_tokens": 2, "batch": 7, "device": CPU}
-    answers = predict(model, tokenizer, TASK, encoded, **how, watch=batches.append)
+    scorer = Scorer(model, tokenizer, max_new_tokens=2, batch=7, device=CPU)
+    answers = scorer.score(TASK, encoded, watch=batches.append)
     assert [len(batch) for batch in batches] == [7, 7, 6]
     assert sorted(i for batch in batches for i in batch) == list(range(20))
-    again = predict(model, tokenizer, TASK, encoded, **how, known=batches[0] | batches[2], watch=later.append)
+    again = scorer.score(TASK, encoded, known=batches[0] | batches[2], watch=later.append)
     assert later == [batches[1]]
     assert again == answers
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("tokens", [1, 60, 10_000])
-def test_the_loss_of_every_answer_is_the_models_own_whatever_is_read_together(packed, tokens, tokenizer):
+def test_the_loss_of_every_answer_is_the_models_own_whatever_is_read_together(packed, tokens, tokenizer, monkeypatch):
     model = adapted(models.qwen3, tokenizer).eval()
     long = Task("TC", "toys", "Choose.\n", ("ball doll ball", "doll"))
     examples = Encoder(tokenizer, max_tokens=200).encode(
         long, [Example(i, s, long.labels[i % 2]) for i, s in enumerate(SENTENCES[:9])]
     )
-    found = answer_losses(model, examples, pad=tokenizer.pad_token_id, tokens=tokens, device=CPU, packed=packed)
+    monkeypatch.setattr(evaluate, "TOKENS", tokens)
+    found = Scorer(model, tokenizer, max_new_tokens=1, batch=1, device=CPU, packed=packed).losses(examples)
     for e, each in zip(examples, found, strict=True):
         ids, labels = torch.tensor([e.prompt + e.answer]), torch.tensor([(-100,) * len(e.prompt) + e.answer])
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The quickstart, from beginning to end: its commands and its Python in order, on a tiny model instead of the one it names."""
+"""The part of docs/protect.md on trainers, from its beginning to the end: its commands and its Python in order, on a tiny model."""
 
 import json
 import re
@@ -14,7 +14,9 @@ from anchorlora import ProtectionCallback, measure
 from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import main
 
-PAGE = Path(__file__).parents[2] / "docs/add-a-skill.md"
+FILE = Path(__file__).parents[2] / "docs/protect.md"
+BEGIN = "## With TRL or transformers' Trainer\n"
+PAGE = "".join(FILE.read_text().partition(BEGIN)[1:])
 MODEL = "Qwen/Qwen3-0.6B"
 EPS = torch.finfo(torch.float32).eps
 
@@ -31,7 +33,7 @@ class Reader:
     def follow(self, language, code):
         code = code.replace(MODEL, str(self.model))
         if language == "python":
-            exec(compile(code, PAGE.name, "exec"), self.objects)
+            exec(compile(code, FILE.name, "exec"), self.objects)
             self.look()
             return
         for line in code.splitlines():
@@ -66,7 +68,7 @@ def followed(small_model, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "cache")
-        for language, code in re.findall(r"```(python|bash)\n(.*?)```", PAGE.read_text(), flags=re.S):
+        for language, code in re.findall(r"```(python|bash)\n(.*?)```", PAGE, flags=re.S):
             reader.follow(language, code)
     return folder, reader
 
@@ -82,7 +84,7 @@ def test_both_ways_learn_and_leave_the_old_directions_alone(followed):
 def test_measure_on_disk_says_protected_for_both(followed, monkeypatch, capsys):
     folder, _ = followed
     monkeypatch.chdir(folder)
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("anchorlora measure")]
+    lines = [line for line in PAGE.splitlines() if line.startswith("anchorlora measure")]
     assert len(lines) == 2
     for line in lines:
         assert main([*shlex.split(line)[1:], "--json"]) == 0

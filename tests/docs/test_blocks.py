@@ -9,7 +9,6 @@ import pytest
 import test_add_a_skill
 import test_docs
 import test_extend
-import test_train_page
 import test_your_own_method
 
 from anchorlora.cli.app import app
@@ -22,11 +21,9 @@ FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```$", flags=re.S | re.M)
 SHELLS = ("bash", "sh", "console", "shell", "zsh", "fish")
 DATA = ("text", "yaml", "json", "toml")  # what files hold and commands print
 
-FROM_END_TO_END = {  # page -> the test that runs all of it
-    "docs/add-a-skill.md": test_add_a_skill.PAGE,
-    "docs/train.md": test_train_page.PAGE,
-    "docs/your-own-method.md": ROOT / "docs/your-own-method.md",  # read by test_your_own_method as text
-    **{f"docs/extend/{page.name}": page for page in test_extend.PAGES},
+FROM_END_TO_END = {  # page -> what a test reads and runs in order
+    "docs/protect.md": test_add_a_skill.PAGE,
+    "docs/extend.md": test_your_own_method.PAGE + "".join(test_extend.SECTIONS[name] for name in test_extend.SEAMS),
 }
 NOT_RUN = {  # how a line of shell begins -> why no test runs it
     "pip install ": "a package registry",
@@ -79,14 +76,9 @@ def test_every_block_of_python_is_executed():
     one_by_one = {(page, code) for page, _, code in test_docs.PYTHON}
     for page in PAGES:
         for language, code in fences(page):
-            if language != "python" or named(page) in FROM_END_TO_END:
+            if language != "python" or code in FROM_END_TO_END.get(named(page), ""):
                 continue
             assert (page.name, code) in one_by_one, f"{named(page)}: no test executes the block that begins with {code[:60]!r}"
-
-
-def test_the_pages_that_run_from_end_to_end_are_those_that_their_tests_read():
-    assert all(page == ROOT / name for name, page in FROM_END_TO_END.items())
-    assert (ROOT / "docs/your-own-method.md").read_text() == test_your_own_method.PAGE
 
 
 @pytest.mark.parametrize(("page", "words"), INNER, ids=[f"{page}-{i}" for i, (page, _) in enumerate(INNER)])

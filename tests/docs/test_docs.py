@@ -22,15 +22,16 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WHOLE = {"add-a-skill.md", "your-own-method.md"}  # run from beginning to end, with commands and files, in tests of their own
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/lab").glob("*.md"))]
+FOLLOWED = {"protect.md": "## With TRL", "extend.md": "# Extend"}  # from this heading on, run in order in tests of their own
 
 
 def blocks(page, language):
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.S)
+    text = page.read_text().partition(FOLLOWED.get(page.name, "\0"))[0]
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.S)
 
 
-PYTHON = [(page.name, i, code) for page in PAGES if page.name not in WHOLE for i, code in enumerate(blocks(page, "python"))]
+PYTHON = [(page.name, i, code) for page in PAGES for i, code in enumerate(blocks(page, "python"))]
 CHOOSERS = [  # a command in the last cell of a table's row
     (page.name, line) for page in PAGES for line in re.findall(r"\| `(anchorlora [a-z]+ [^`|]+)` \|$", page.read_text(), flags=re.M)
 ]
@@ -127,29 +128,38 @@ def test_every_file_that_the_documents_name_in_the_source_exists():
 def test_the_architecture_has_every_package_in_the_order_of_the_arrows():
     from test_layering import ALLOWED, LAB
 
-    named = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", (ROOT / "docs/architecture.md").read_text(), flags=re.M)
+    named = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", (ROOT / "docs/lab/architecture.md").read_text(), flags=re.M)
     assert named == [*ALLOWED, "cli", *LAB, "cli"]
+
+
+def cells_of(name):
+    """The rows of a table of docs/supported.md that tools/fill_tables.py writes."""
+    table = (ROOT / "docs/supported.md").read_text().partition(f"<!-- {name} -->\n")[2].partition("<!-- /")[0]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
 
 
 def test_the_table_of_loops_has_a_row_for_every_case_that_the_tests_prove():
     from loops.cases import ROWS
 
-    printed = [tuple(cell.strip() for cell in line.split("|")[1:5]) for line in (ROOT / "docs/loops.md").read_text().splitlines()]
-    printed = [row for row in printed if row[-1:] and row[-1] in ("preserved", "refused")]
-    assert printed == [(row.loop, row.parallelism, row.optimizer, row.outcome) for row in ROWS]
+    printed = [
+        (loop, parallelism, optimizer, re.match(r"\w+", outcome)[0])
+        for loops, parallelism, optimizers, outcome in cells_of("loops")
+        for loop in loops.split("; ")
+        for optimizer in optimizers.split(", ")
+    ]
+    assert sorted(printed) == sorted((row.loop, row.parallelism, row.optimizer, row.outcome) for row in ROWS)
 
 
 def test_the_table_of_architectures_has_a_row_for_every_case_that_the_tests_prove():
     from architectures.cases import CASES
 
-    _, _, table = (ROOT / "docs/architectures.md").read_text().partition("<!-- architectures -->\n")
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.partition("<!-- /")[0].splitlines()][2:]
-    expected = [(c.of.name, f"`{c.of.model_type}`", c.layers, 1) for c in CASES if not c.of.refused]
-    expected += [(c.of.name, f"`{c.of.model_type}`", "any", 4) for c in CASES if c.of.refused and c.layers == "attention"]
-    assert [(*line[:3], max(1, line[4:].count("refused"))) for line in lines] == expected
-    for _, _, kind, adapted, protect, cores, run, forms in lines:
-        if kind == "any":
-            continue
-        assert adapted
-        assert protect.startswith("rho "), "protected"
-        assert (cores, run[:4], forms) == ("yes", "rho ", "cat, svd, merged")
+    rows = cells_of("architectures")
+    printed = {
+        tuple(re.fullmatch(r"(.+) \(`(\w+)`\)", model).groups()): cells for models, *cells in rows for model in models.split("; ")
+    }
+    assert sorted(printed) == sorted({(case.of.name, case.of.model_type) for case in CASES})
+    refused = {(case.of.name, case.of.model_type) for case in CASES if case.of.refused}
+    assert {model for model, cells in printed.items() if cells == ["refused", "refused", "-"]} == refused
+    for attention, all_linear, rho in (cells for model, cells in printed.items() if model not in refused):
+        assert set(attention.split()) <= set(all_linear.split())
+        assert float(rho) < 1e-6, "protected"

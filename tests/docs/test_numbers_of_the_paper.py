@@ -73,7 +73,7 @@ def every(run: str) -> list[int]:
 
 
 def test_what_is_cited_of_the_paper_has_the_papers_number():
-    sources = [*ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
+    sources = [*ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
     found = {str(path.relative_to(ROOT)): here for path in sources if path != Path(__file__) and (here := cited(path))}
     assert found == CITED
     assert {n for here in CITED.values() for n in here if n.startswith("eq.")} == {f"eq. {n}" for n in EQUATIONS}

@@ -1,4 +1,4 @@
-"""docs/own-methods.md says what its records say."""
+"""docs/lab/own-methods.md says what its records say."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def test_the_tables_of_the_start_pages_are_made_from_the_records():
 
 
 def test_every_region_stands_on_a_page():
-    pages = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    pages = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
     assert [name for name in REGIONS if not re.search(rf"<!-- {name} ", pages)] == []
 
 
@@ -46,7 +46,7 @@ def test_accuracies_by_task_are_of_the_task_that_heads_the_column():
 
 
 def test_the_definition_it_shows_is_that_of_fold_16():
-    page = (ROOT / "docs/own-methods.md").read_text()
+    page = (ROOT / "docs/lab/own-methods.md").read_text()
     shown = page.split("```text\nfold-16 = ")[1].split("```")[0]
     names: dict = {}
     exec("from anchorlora import *", names)

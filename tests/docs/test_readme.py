@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 from anchorlora.cli.app import app
-from anchorlora.train.verdict import sentences
+from anchorlora.train.judge import Change, Comparison, Harm, Judged, Margin
+from anchorlora.train.verdict import Energy, Kept, Protection, Twin, Verdict, sentences
 from built_pages import in_step
 
 ROOT = Path(__file__).parents[2]
@@ -42,20 +43,28 @@ def test_the_page_for_a_package_index_has_the_same_first_lines_chooser_and_loop(
 
 def test_the_verdict_is_in_the_words_that_train_prints():
     """Numbers differ between machines by an answer; the sentences do not."""
-    loss = {"name": "loss", "before": 1.0, "after": 0.5, "change": -0.5, "interval": [-0.6, -0.4]}
-    exact, f1 = ({"name": name, "before": 10.0, "after": 20.0} for name in ("exact_match", "token_f1"))
-    news, old = ({"metric": each, "loss": loss, "n": 9, "flips": None} for each in (exact, f1))
-    energy = {"at_most": 64, "asked": 0.93, "below": 2, "layers": 4, "least": 0.9}
+    loss = Change("loss", 1.0, 0.5, -0.5, (-0.6, -0.4))
+    news, old = (Comparison(9, Change(name, 10.0, 20.0, 10.0, (5.0, 15.0)), loss, None) for name in ("exact_match", "token_f1"))
+    energy = Energy(asked=0.93, mean=0.95, least=0.9, layer="q", below=2, layers=4, at_most=64, directions=64.0)
     none = dict.fromkeys(("cut", "skipped", "long", "unknown"), 0) | {"split": {}}
     rows = {"name": "abilities", "source": "abilities.jsonl", "use": "kept", "held_out": 9, "repeated": 4, "together": 4} | none
-    found = {
-        "name": "news",
-        "skill": news | {"verdict": "learned", "state": "good", "reason": ""},
-        "kept": [old | {"name": "abilities", "verdict": "kept within 5 points", "state": "good", "energy": energy}],
-        "rows": [rows],
-        "protection": {"rho": 1e-8, "tolerance": 1e-7, "exact": True, "capacity": {"used": 9, "width": 9, "skills": 0, "limit": 9}},
-        "unprotected": {"skill": news, "kept": {"abilities": old}},
-    }
+    within = {"verdict": "kept within 5 points", "state": "good", "margin": Margin(), "possible": Harm(1.0, 0.0)}
+    capacity = {"used": 9, "width": 9, "skills": 0, "limit": 9}
+    directions = {"rho": 1e-8, "tolerance": 1e-7, "chance": 0.1, "exact": True, "capacity": capacity}
+    found = Verdict(
+        name="news",
+        model="base",
+        skill=Judged(**vars(news), verdict="learned", state="good"),
+        kept=[Kept(**vars(old), **within, name="abilities", source="abilities.jsonl", energy=energy)],
+        margin=Margin(),
+        rows=[rows],
+        protection=Protection(method="m", definition="M()", **directions),
+        unprotected=Twin(news, {"abilities": old}),
+        adapter="a",
+        rank=4,
+        serve="serve",
+        train_seconds=1.0,
+    )
     quoted = [line.removeprefix("> - ") for line in region("verdict").splitlines()]
     without = [[re.sub(r"[-+]?\d[\d.]*(e-\d+)?", "#", line) for line in lines] for lines in (quoted, sentences(found))]
     assert without[0] == without[1]

@@ -1,4 +1,4 @@
-"""The figures of docs/reliability.md are those of one whole run of tests/faults that passed, or the page stays as it was."""
+"""The figures of docs/lab/reliability.md are those of one whole run of tests/faults that passed, or the page stays as it was."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_every_row_is_counted_in_a_test_and_every_count_has_a_row(tool):
 
 
 def test_the_page_has_a_place_for_the_table():
-    assert (ROOT / "docs/reliability.md").read_text().count("<!-- figures -->\n") == 1
+    assert (ROOT / "docs/lab/reliability.md").read_text().count("<!-- figures -->\n") == 1
 
 
 TESTS = """

@@ -1,4 +1,4 @@
-"""What docs/results*.md print is made of the records in results/, and of nothing else."""
+"""What docs/lab/results*.md print is made of the records in results/, and of nothing else."""
 
 import json
 import re
@@ -37,12 +37,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def pages():
     """Name -> text of the results pages as the site has them."""
-    return {path.name: page(path.name) for path in sorted((ROOT / "docs").glob("results*.md"))}
+    return {path.name: page(f"lab/{path.name}") for path in sorted((ROOT / "docs/lab").glob("results*.md"))}
 
 
 def test_every_marker_stands_for_what_the_records_give(pages):
     for name, text in pages.items():
-        committed = (ROOT / "docs" / name).read_text()
+        committed = (ROOT / "docs/lab" / name).read_text()
         assert committed.count("<!-- table ") > 4, name
         assert "<!-- " not in text, f"{name}: a marker that tools/built_pages.py does not know"
         assert text.count("\n| ") > committed.count("\n| ") + 50, name
@@ -338,7 +338,7 @@ def test_what_the_page_tells_of_every_method_on_one_order(pages):
     for method in mean["AA"].keys() - ours - {"replay"}:
         assert_over_examples(results_tables.examples(f"{study}:replay:{method}:AA"), "higher", pairs=3)
     assert 0.4 < mean["rho"]["o-lora-retract"] / mean["rho"]["o-lora"] < 0.6
-    below = re.findall(r"(?m)^\| (\S+) +\| 3 of 3 \| [\d.]+† +\| [\d.]+ \| [\d.]+ \|(?: +\|){3}$", pages["results.md"])
+    below = re.findall(r"(?m)^\| (\S+) +\| 3 of 3 \| [\d.]+† +\| [\d.]+ \| [\d.]+ \|(?: +\|){3}$", pages["results-real.md"])
     assert below == ["lora-plus"], "marked, and compared with nothing"
 
 
@@ -459,12 +459,14 @@ def test_the_trace_on_real_text_ends_in_the_papers_order_with_every_seed():
 
 
 def test_every_claim_about_the_paper_names_a_test_or_a_table(pages):
-    head = "\n".join(pages["results.md"].splitlines()[2:12])
+    head = "\n".join(pages["results-real.md"].splitlines()[2:12])
     assert "Where the paper is contradicted" in head, "in the first ten lines"
-    mini = re.sub(r"(?m)^<!-- (?:lead|unaligned) .*\n", "", (ROOT / "docs/results-mini.md").read_text())  # no claims
+    mini = re.sub(r"(?m)^<!-- (?:lead|unaligned) .*\n", "", (ROOT / "docs/lab/results-mini.md").read_text())  # no claims
     told = mini[mini.index("## What agrees") : mini.index("## What the mechanism shows")]
-    told = built(told, "results-mini.md")
-    claims = {name: re.findall(r"(?m)^- .*(?:\n  .*)*", text) for name, text in (("results.md", head), ("results-mini.md", told))}
+    told = built(told, "lab/results-mini.md")
+    claims = {
+        name: re.findall(r"(?m)^- .*(?:\n  .*)*", text) for name, text in (("results-real.md", head), ("results-mini.md", told))
+    }
     assert sum(map(len, claims.values())) >= 16
     places = {
         name: set(re.findall(r'<a id="([^"]+)">', page))
@@ -589,11 +591,12 @@ def test_the_emulation_keeps_ten_bits(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("page", "begin", "end"), [("results-mini.md", "## What agrees", "## Strengths"), ("results.md", "# Results", "## Not run")]
+    ("page", "begin", "end"),
+    [("results-mini.md", "## What agrees", "## Strengths"), ("results-real.md", "# Results", "## Not run")],
 )
 def test_no_value_of_a_comparison_is_typed_by_hand(page, begin, end):
     """Numbers of the prose beside the tables: settings and what the paper prints, no means of ours."""
-    page = (ROOT / "docs" / page).read_text()  # with markers for what is measured
+    page = (ROOT / "docs/lab" / page).read_text()  # with markers for what is measured
     told = page[page.index(begin) : page.index(end)]
     told = re.sub(r"p 0\.\d+ is the smallest", "", told)  # that so many pairs can give
     assert not re.findall(r"\d+\.\d\d", told.replace("0.05", "").replace("0.01", "").replace("0.32", "").replace("0.07", ""))
@@ -610,7 +613,7 @@ def test_labels_are_those_of_the_examples_that_the_runs_were_tested_on():
 
 
 def test_every_figure_shown_is_one_that_is_drawn_from_them(pages):
-    shown = {part.split(")")[0] for text in pages.values() for part in text.split("](figures/")[1:]}
+    shown = {part.split(")")[0] for text in pages.values() for part in text.split("](../figures/")[1:]}
     assert shown == {results_tables.drawn(study, name) for study, names in results_tables.FIGURES.items() for name in names}
 
 

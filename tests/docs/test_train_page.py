@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from anchorlora.cli.app import main
-from anchorlora.scores import paired_interval
+from anchorlora.scores import Paired
 from results_keeping import MEASURED, mean, read, scores
 
 PAGE = Path(__file__).parents[2] / "docs/train.md"
@@ -63,7 +63,7 @@ def test_what_the_page_tells_of_averaging(folder, variant, learned, kept):
     results = read(folder)
     for where, points in zip(MEASURED, (learned, kept), strict=False):
         was, now = (scores(results[name], *where) for name in ("snapshot", variant))
-        low, high = paired_interval(was, now)
+        low, high = Paired(was, now).interval()
         if points is None:
             assert low <= 0 <= high
         else:

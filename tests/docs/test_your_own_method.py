@@ -1,4 +1,4 @@
-"""The page on writing a method, from beginning to end: its files are written, its commands run, on fewer examples and tasks."""
+"""The part of docs/extend.md on methods, in order: its files are written, its commands run, on fewer examples and tasks."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import main
 from anchorlora.store.record import read_record
 
-PAGE = (Path(__file__).parents[2] / "docs/your-own-method.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/extend.md").read_text().partition("## A task source\n")[0]
 FEWER = shlex.split("--order entities,reviews --set train_limit=160 --set test_limit=8 --set threads=1")
 SHORTER = shlex.split("--set Leash.length=0.2")  # so short that it is felt in 20 steps
 

@@ -2,7 +2,7 @@
 
 Every case is told twice. Without the guard, its true rho, dense over everything that is in the layer, shows that it matters. With
 it, training ends in words, or the true rho is zero to rounding. A new case is one function; `make tables` puts it into
-docs/guarded.md.
+docs/supported.md.
 """
 
 import copy

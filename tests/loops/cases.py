@@ -1,4 +1,4 @@
-"""Every loop, parallelism and optimizer that is tried, and what comes of it: proved by the tests, printed in docs/loops.md."""
+"""Every loop, parallelism and optimizer that is tried, and what comes of it: proved by the tests, printed in docs/supported.md."""
 
 from __future__ import annotations
 

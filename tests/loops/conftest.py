@@ -1,4 +1,4 @@
-"""`note` writes down what a row came to, for docs/loops.md (`make tables`)."""
+"""`note` writes down what a row came to, for docs/supported.md (`make tables`)."""
 
 import pytest
 

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from anchorlora.adapters import write_adapter
+from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
-from anchorlora.continual.evaluate import predict
+from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import Encoder, ExactMatch, TextTask, TokenF1, examples_of, normalize, samples_of
+from anchorlora.data.templates import stop_ids
+from anchorlora.geometry import Factors
 from anchorlora.models.load import ends_of, load_base_model
 from anchorlora.models.packing import unpackable
 
@@ -97,7 +102,7 @@ def test_losses_and_greedy_answers_are_those_of_plain_transformers(chatting):
     task = TextTask("t", metrics=(TokenF1(), ExactMatch()))
     encoded = encoder.encode(task, examples_of(samples_of([("row", row) for row in rows()], source="rows")))
     packed = unpackable(model, [e.prompt + e.answer for e in encoded]) is None
-    answers = predict(model, tokenizer, task, encoded, max_new_tokens=24, batch=4, device=torch.device("cpu"), packed=packed)
+    answers = Scorer(model, tokenizer, max_new_tokens=24, batch=4, device=torch.device("cpu"), packed=packed).score(task, encoded)
     for e, answer in zip(encoded, answers, strict=True):
         ids = torch.tensor([[*e.prompt, *e.answer]])
         labels = ids.clone()
@@ -115,6 +120,30 @@ def test_losses_and_greedy_answers_are_those_of_plain_transformers(chatting):
         text = tokenizer.decode(said, skip_special_tokens=True).strip()
         assert answer.text.strip() == text
         assert answer.scores["exact_match"] == float(normalize(text) == normalize(e.example.label))
+
+
+@pytest.mark.parametrize("system", [None, "Answer in one word."])
+def test_ask_answers_as_transformers_own_template_and_generate_do(system, chatting, tmp_path, capsys):
+    """`anchorlora ask`, with an adapter that has the template beside it, and without the adapter."""
+    layer, question = "model.layers.1.self_attn.q_proj", "Which city is the capital of France?"
+    module, draw = chatting.model.get_submodule(layer), torch.Generator().manual_seed(1)
+    A, B = torch.randn(4, module.in_features, generator=draw), torch.randn(module.out_features, 4, generator=draw)
+    write_adapter(tmp_path / "adapter", {layer: Factors(A, B, 1.0)}, base=chatting.name)
+    chatting.tokenizer.save_pretrained(tmp_path / "adapter")
+    messages = [{"role": "user", "content": question}]
+    messages = messages if system is None else [{"role": "system", "content": system}, *messages]
+    inputs = chatting.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    answers = []
+    for adapter in (tmp_path / "adapter", None):
+        model = AutoModelForCausalLM.from_pretrained(chatting.name, dtype=torch.float32)
+        model = model if adapter is None else PeftModel.from_pretrained(model, adapter)
+        how = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": sorted(stop_ids(chatting.tokenizer, ends_of(model)))}
+        tokens = model.eval().generate(**inputs, **how)[0, inputs["input_ids"].shape[1] :]
+        answers.append(chatting.tokenizer.decode(tokens, skip_special_tokens=True))
+    words = ["ask", str(tmp_path / "adapter"), question, "--without", "--max-new-tokens", "24"]
+    assert main([*words, *(["--system", system] if system else [])]) == 0
+    assert capsys.readouterr().out == "with the adapter:\n{}\n\nwithout the adapter:\n{}\n".format(*answers)
+    assert answers[0] != answers[1]
 
 
 def test_it_answers_as_a_trained_model_does_with_plain_weights(folder):

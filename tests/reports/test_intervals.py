@@ -7,7 +7,7 @@ from statistics import correlation
 import made
 import pytest
 
-from anchorlora.scores import Scores, mean_interval, paired_interval
+from anchorlora.scores import Paired, Scores, mean_interval
 from anchorlora.store.record import Record
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.records import find_runs
@@ -59,7 +59,7 @@ def test_scores_have_intervals_over_runs_and_over_examples(answered):
     assert column(table, "AA 95 % runs")[1] == f"{low:.2f} to {high:.2f}"
     places = list(mine[0].answers["AA"])
     shares = [100 * sum(run.answers["AA"][place] for run in mine) / 6 for place in places]
-    low, high = paired_interval([0.0] * len(places), shares, tasks=[task for task, _ in places])
+    low, high = Paired([0.0] * len(places), shares, [task for task, _ in places]).interval()
     assert column(table, "AA 95 % examples")[1] == f"{low:.2f} to {high:.2f}"
     assert low < column(table, "AA")[1] < high
 
@@ -107,7 +107,7 @@ def test_a_comparison_is_paired_example_by_example(answered):
             for place, right in run.answers[name].items():
                 shares.setdefault(run.method, {}).setdefault(place, []).append(100 * right)
         before, after = ([sum(of) / 6 for of in shares[m].values()] for m in ("projected-lora", "sfor"))
-        low, high = paired_interval(before, after, tasks=[task for task, _ in shares["sfor"]])
+        low, high = Paired(before, after, [task for task, _ in shares["sfor"]]).interval()
         assert told == f"{low:+.2f} to {high:+.2f}"
     assert column(table, "95 % examples")[2] is None  # forgetting is of two stages
     assert "paired bootstrap" in table.note

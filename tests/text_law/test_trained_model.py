@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from anchorlora.cli.app import main
-from anchorlora.continual.evaluate import predict
+from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import Encoder, ExactMatch, TextTask, examples_of, samples_of
 from anchorlora.models.packing import unpackable
 from text_law import families, oracle
@@ -54,7 +54,7 @@ def test_right_answers_score_one_and_losses_and_texts_are_plain_transformers(fam
     samples = samples_of([(f"row {i}", {"messages": messages}) for i, messages in enumerate(chats)], source="data")
     encoded = Encoder(tokenizer, max_tokens=200).encode(task, examples_of(samples))
     packed = unpackable(model, [e.prompt + e.answer for e in encoded]) is None
-    answers = predict(model, tokenizer, task, encoded, max_new_tokens=40, batch=4, device=torch.device("cpu"), packed=packed)
+    answers = Scorer(model, tokenizer, max_new_tokens=40, batch=4, device=torch.device("cpu"), packed=packed).score(task, encoded)
     assert [answer.scores["exact_match"] for answer in answers] == [1.0] * len(chats)
     for answer, (prompt, right), messages in zip(answers, pairs, chats, strict=True):
         ids, labels = torch.tensor([[*prompt, *right]]), torch.tensor([[-100] * len(prompt) + right])

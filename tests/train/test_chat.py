@@ -70,7 +70,7 @@ def test_a_template_sees_the_day_on_which_the_run_began_also_when_it_goes_on_ano
 def test_a_later_skill_uses_the_template_that_lies_beside_the_adapter(data, tmp_path):
     turns = template(tmp_path / "turns.jinja", TURNS)
     first = train_skill(asked(data, turns), tmp_path / "first", methods=METHODS)
-    assert first["name"] == "chats"
+    assert first.name == "chats"
     more = tmp_path / "more.jsonl"
     more.write_text(data.read_text().replace("and one?", "plus one?"))
     train_skill(asked(more, after=str(tmp_path / "first")), tmp_path / "second", methods=METHODS)

@@ -16,6 +16,7 @@ from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import main
 from anchorlora.data import Benchmark
 from anchorlora.features import read_cores
+from anchorlora.models import session
 
 MINI = embedded.folder("embedded:mini", "base_model")
 FEW = ["--set", "rows=128", "--set", "max_new_tokens=4", "--set", "threads=1", "--set", "learning_rate=2e-3", "--self-texts", "10"]
@@ -137,7 +138,7 @@ def test_the_margin_of_a_finished_one_can_be_set(taught, data, capsys):
     assert main([*command, "--margin", "60", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["margin"], found["kept"][0]["margin"]) == ({"points": 60, "nats": 0.05},) * 2
-    assert "60 points of answers and 0.05 nats of loss" in (taught / "index.html").read_text()
+    assert "60 points of answers or 0.05 of loss" in (taught / "index.html").read_text()
     assert main([*command, "--margin", "0"]) == 2
     assert main(command) == 0, "and back"
 
@@ -437,3 +438,94 @@ def test_rows_longer_than_a_sliding_window_are_tested_as_plain_transformers_read
             assert score["metrics"]["loss"] == pytest.approx(float(model(ids, labels=labels).loss), rel=1e-4)
             said = model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)[0, len(prompt) :]
         assert score["text"] == tokenizer.decode(said, skip_special_tokens=True).strip()
+
+
+@pytest.fixture(scope="module")
+def budgeted(data, tmp_path_factory):
+    """News without protection, as trained, and scaled until the model's own text loses little."""
+    places = {name: tmp_path_factory.mktemp("budget") / name for name in ("whole", "scaled")}
+    for name, place in places.items():
+        named = ["--method", "inc-lora", "--keep", "self", "--self-texts", "80", "--targets", "all-linear", "--out", str(place)]
+        named += ["--budget", "0.05"] if name == "scaled" else []
+        assert main(["train", "embedded:mini", "--data", data["news"], *FEW, *named]) == 0
+    return places
+
+
+def test_a_budget_scales_what_was_learned_and_nothing_else(budgeted):
+    scale = json.loads((budgeted["scaled"] / "skill/budget.json").read_text())["scale"]
+    assert 0 < scale < 1, "a budget that does nothing, or leaves nothing, tests nothing"
+    whole, scaled = (change(budgeted[name]) for name in ("whole", "scaled"))
+    for layer, delta in whole.items():
+        assert float((scaled[layer] - scale * delta).norm()) <= 1e-6 * float(delta.norm())
+
+
+def test_the_scale_is_the_largest_at_which_transformers_finds_the_loss_of_kept_rows_within_the_budget(budgeted):
+    """Losses by transformers' own loss of each row, with the weights merged by hand, at each scale that was tried."""
+    found = json.loads((budgeted["scaled"] / "skill/budget.json").read_text())
+    probes = list(map(json.loads, (budgeted["scaled"] / "skill/before/probes/self.jsonl").read_text().splitlines()))
+    delta = change(budgeted["whole"])
+
+    def losses(scale):
+        model = AutoModelForCausalLM.from_pretrained(MINI, dtype=torch.float32)
+        for layer, part in delta.items():
+            model.get_submodule(layer).weight.data += (scale * part).float()
+        said = []
+        for row in probes:
+            ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
+            labels = torch.tensor([[-100] * len(row["prompt_ids"]) + row["completion_ids"]])
+            with torch.no_grad():
+                said.append(float(model(input_ids=ids, labels=labels).loss))
+        return said
+
+    before = losses(0)
+    for place in (0, -2, -1):
+        tried = found["tried"][place]
+        rises = [b - a for a, b in zip(before, losses(tried["scale"]), strict=True)]
+        for part, those in ((tried["kept"]["self"], rises[::2]), *([(found["kept"]["self"], rises[1::2])] if place == -1 else [])):
+            assert part["n"] == len(those) == 8
+            assert part["mean"] == pytest.approx(sum(those) / len(those), abs=1e-4)
+            assert part["mean"] < part["most"] <= max(those)
+    fits = [tried["kept"]["self"]["most"] <= 0.05 for tried in found["tried"]]
+    assert fits == [False] * (len(fits) - 1) + [True]
+    assert [tried["scale"] for tried in found["tried"]] == [step / 20 for step in range(20, 20 - len(fits), -1)]
+    assert verdict(budgeted["scaled"])["budget"] == found
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        (["--method", "inc-lora"], "nothing is named: add --keep"),
+        (["--method", "projected-lora", "--keep", "OLD", "--adapter", "ADAPTER"], "trains both factors of the old adapter"),
+        (["--method", "snapshot", "--keep", "OLD"], "weighs or merges its blocks itself"),
+        (["--keep", "FEW"], "needs 12 held-out rows"),
+        (["--keep", "OLD", "--budget", "-1"], "not in the range"),
+    ],
+)
+def test_a_budget_that_cannot_be_kept_is_refused_in_one_line(named, said, taught, data, tmp_path, capsys):
+    places = {
+        "OLD": data["reviews"],
+        "ADAPTER": str(taught / "adapter"),
+        "FEW": written(tmp_path / "few.jsonl", rows("reviews", "train", 12)),
+    }
+    named = ["--budget", "0.02", *(places.get(word, word) for word in named)]
+    assert main(["train", "embedded:mini", "--data", data["news"], "--out", str(tmp_path / "out"), *named, *FEW]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said in error
+    assert not (tmp_path / "out/tasks").exists()
+
+
+def test_the_base_model_is_loaded_once_for_a_skill_with_its_twin_and_once_more_to_go_on(data, tmp_path, monkeypatch):
+    loads, load, out = [], session.load_base_model, tmp_path / "out"
+    monkeypatch.setattr(session, "load_base_model", lambda *args, **named: loads.append(args) or load(*args, **named))
+    command = ["train", "embedded:mini", "--data", data["news"], "--keep", "self", "--compare", "--out", str(out), *FEW]
+    assert main(command) == 0
+    assert len(loads) == 1
+    trained = ("adapter/adapter_model.safetensors", "skill/unprotected/tasks/1-news/adapter/adapter_model.safetensors")
+    files = [*trained, "skill/after/scores.json", "skill/after/cores.safetensors", "skill/unprotected/skill/after/scores.json"]
+    whole = {file: (out / file).read_bytes() for file in files}
+    for folder in ("adapter", "skill/after", "skill/unprotected"):
+        shutil.rmtree(out / folder)
+    (out / "skill/verdict.json").unlink()
+    assert main(command) == 0
+    assert len(loads) == 2
+    assert {file: (out / file).read_bytes() for file in files} == whole

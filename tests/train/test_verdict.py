@@ -1,13 +1,18 @@
 """The verdict's law: worse, kept and learned are said only where intervals show them; else that nothing can be told, and why."""
 
+import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anchorlora.pages.verdict import render
-from anchorlora.train.verdict import DEFAULT_MARGIN, FEWEST, Margin, compared, judged_kept, judged_learned, sentences
+from anchorlora.store.files import write_text
+from anchorlora.store.json import read_file
+from anchorlora.train.judge import DEFAULT_MARGIN, FEWEST, Comparison, Margin, judge_kept, judge_learned
+from anchorlora.train.verdict import Kept, Protection, Twin, Verdict, sentences
 
 SHARES = st.floats(0, 1)
 LOSSES = st.floats(0, 8)
@@ -18,57 +23,57 @@ def scores(answers, losses, name="exact_match"):
 
 
 def kept(before, after, margin=DEFAULT_MARGIN, **how):
-    return judged_kept(compared(scores(*before, **how), scores(*after, **how)), margin)
+    return judge_kept(Comparison.of(scores(*before, **how), scores(*after, **how)), margin)
 
 
 def learned(before, after, margin=DEFAULT_MARGIN, **how):
-    return judged_learned(compared(scores(*before, **how), scores(*after, **how)), margin)
+    return judge_learned(Comparison.of(scores(*before, **how), scores(*after, **how)), margin)
 
 
 def test_answers_that_got_lost_are_worse_though_the_loss_is_equal():
     found = kept(([1] * 40, [0.5] * 40), ([0, 1] * 20, [0.5] * 40))
-    assert (found["verdict"], found["state"]) == ("worse", "bad")
-    assert (found["metric"]["before"], found["metric"]["after"]) == (100, 50)
+    assert (found.verdict, found.state) == ("worse", "bad")
+    assert (found.metric.before, found.metric.after) == (100, 50)
 
 
 def test_a_loss_that_rose_is_worse_though_answers_are_equal():
     found = kept(([1] * 40, [0.5] * 40), ([1] * 40, [0.7 + 0.01 * (i % 3) for i in range(40)]))
-    assert (found["verdict"], found["state"]) == ("worse", "bad")
+    assert (found.verdict, found.state) == ("worse", "bad")
 
 
 @pytest.mark.parametrize("n", [100, 200])
 def test_a_loss_that_moved_by_rounding_is_not_worse(n):
     found = kept(([1] * n, [0.5] * n), ([1] * n, [0.5 + 1e-7] * n))
-    assert (found["verdict"], found["state"]) == ("kept within 5 points", "good")
+    assert (found.verdict, found.state) == ("kept within 5 points", "good")
 
 
 def test_a_loss_that_is_no_number_is_worse():
-    assert kept(([1] * 40, [0.5] * 40), ([1] * 40, [0.5] * 39 + [math.nan]))["verdict"] == "worse"
+    assert kept(([1] * 40, [0.5] * 40), ([1] * 40, [0.5] * 39 + [math.nan])).verdict == "worse"
 
 
 def test_three_rows_are_too_few_to_tell_whatever_they_show():
     worse = kept(([0.3, 0.25, 0.2], [4.4, 4.5, 4.4]), ([0.1, 0.2, 0.19], [4.39, 6.0, 5.0]), name="token_accuracy")
     alike = kept(([1, 1, 1], [0.5] * 3), ([1, 1, 1], [0.5] * 3))
     for found in (worse, alike):
-        assert (found["verdict"], found["state"]) == ("cannot tell (n = 3)", "even")
-        assert found["rows_needed"] > 3
-    assert alike["possible"]["points"] == pytest.approx(100 * (1 - 0.025 ** (1 / 3)))
-    assert alike["reason"] == ("a drop of up to 71 points is possible, and 5 are allowed; about 72 held-out rows would tell")
+        assert (found.verdict, found.state) == ("cannot tell (n = 3)", "even")
+        assert found.rows_needed > 3
+    assert alike.possible.points == pytest.approx(100 * (1 - 0.025 ** (1 / 3)))
+    assert alike.reason == ("a drop of up to 71 points is possible, and 5 are allowed; about 72 held-out rows would tell")
 
 
 @pytest.mark.parametrize(("n", "told"), [(71, "cannot tell (n = 71)"), (72, "kept within 5 points")])
 def test_no_answer_lost_of_n_excludes_a_drop_only_where_n_is_large_enough(n, told):
-    assert kept(([1] * n, [0.5] * n), ([1] * n, [0.5] * n))["verdict"] == told
+    assert kept(([1] * n, [0.5] * n), ([1] * n, [0.5] * n)).verdict == told
 
 
 def test_a_share_of_tokens_is_kept_only_with_the_fewest_rows_that_are_printed():
     def found(n):
         return kept(([0.4] * n, [2.0] * n), ([0.4] * n, [2.0] * n), name="token_accuracy")
 
-    assert found(FEWEST)["verdict"] == "kept within 5 points"
+    assert found(FEWEST).verdict == "kept within 5 points"
     few = found(FEWEST - 1)
-    assert few["verdict"] == f"cannot tell (n = {FEWEST - 1})"
-    assert f"fewer than {FEWEST} held-out rows" in few["reason"]
+    assert few.verdict == f"cannot tell (n = {FEWEST - 1})"
+    assert f"fewer than {FEWEST} held-out rows" in few.reason
 
 
 @pytest.mark.parametrize("right", [0, 5])
@@ -76,36 +81,36 @@ def test_what_was_hardly_right_before_is_not_called_kept(right):
     """No answer can be lost where none was right: the answers of another model would look the same."""
     before = [1] * right + [0] * (100 - right)
     found = kept((before, [0.5] * 100), (before, [0.5] * 100))
-    assert (found["verdict"], found["state"], found["rows_needed"]) == ("cannot tell (n = 100)", "even", None)
-    assert found["reason"] == f"only {right:.1f} % was right before, and no drop by more than 5 points could be seen"
-    assert kept((before, [0.5] * 100), (before, [0.7] * 100))["verdict"] == "worse"
+    assert (found.verdict, found.state, found.rows_needed) == ("cannot tell (n = 100)", "even", None)
+    assert found.reason == f"only {right:.1f} % was right before, and no drop by more than 5 points could be seen"
+    assert kept((before, [0.5] * 100), (before, [0.7] * 100)).verdict == "worse"
 
 
 def test_a_wider_margin_is_printed_and_allows_more():
     before, after = ([1] * 50, [0.5] * 50), ([1] * 50, [0.5] * 50)
-    assert kept(before, after)["verdict"] == "cannot tell (n = 50)"
+    assert kept(before, after).verdict == "cannot tell (n = 50)"
     found = kept(before, after, Margin(points=10))
-    assert found["verdict"] == "kept within 10 points"
-    assert found["margin"] == {"points": 10, "nats": 0.05}
+    assert found.verdict == "kept within 10 points"
+    assert found.margin == Margin(10, 0.05)
 
 
 @given(st.lists(st.tuples(SHARES, SHARES, LOSSES, LOSSES), min_size=1, max_size=120), st.sampled_from([1.0, 5.0, 30.0]))
 def test_kept_and_worse_are_said_only_where_intervals_show_them(rows, points):
     a, b, was, now = zip(*rows, strict=True)
     found = kept((a, was), (b, now), Margin(points=points), name="token_f1")
-    low, high = found["metric"]["interval"]
-    rose = found["loss"]["interval"]
-    if found["state"] == "good":
+    low, high = found.metric.interval
+    rose = found.loss.interval
+    if found.state == "good":
         assert len(rows) >= FEWEST
         assert low >= -points
         assert rose[1] <= 0.05
-        assert found["verdict"].startswith("kept within")
-    elif found["state"] == "bad":
+        assert found.verdict.startswith("kept within")
+    elif found.state == "bad":
         assert len(rows) >= 6
         assert high < 0 or rose[0] > 0
     else:
-        assert found["verdict"] == f"cannot tell (n = {len(rows)})"
-        assert found["rows_needed"] is None if found["metric"]["before"] <= points else found["rows_needed"] > len(rows)
+        assert found.verdict == f"cannot tell (n = {len(rows)})"
+        assert found.rows_needed is None if found.metric.before <= points else found.rows_needed > len(rows)
 
 
 @given(st.integers(1, 60), st.data())
@@ -113,74 +118,77 @@ def test_more_rows_alike_never_take_back_what_was_kept(n, data):
     lost = data.draw(st.integers(0, n))
     after = [0] * lost + [1] * (n - lost)
     few, many = (kept(([1] * n * k, [0.5] * n * k), (after * k, [0.5] * n * k)) for k in (1, 8))
-    if few["state"] == "good":
-        assert many["state"] == "good"
-    assert many["possible"]["points"] <= few["possible"]["points"] + 1
+    if few.state == "good":
+        assert many.state == "good"
+    assert many.possible.points <= few.possible.points + 1
 
 
 def test_learned_needs_a_lower_loss_and_better_answers():
     n = 40
     found = learned(([0] * n, [2.0] * n), ([1] * n, [0.1] * n))
-    assert (found["verdict"], found["state"]) == ("learned", "good")
-    assert learned(([0] * n, [2.0] * n), ([0] * n, [2.5] * n))["verdict"] == "not learned"
-    assert learned(([0] * n, [2.0] * n), ([0] * n, [2.5] * n))["state"] == "bad"
+    assert (found.verdict, found.state) == ("learned", "good")
+    assert learned(([0] * n, [2.0] * n), ([0] * n, [2.5] * n)).verdict == "not learned"
+    assert learned(([0] * n, [2.0] * n), ([0] * n, [2.5] * n)).state == "bad"
     many = 100
     same = learned(([0] * many, [2.0] * many), ([0] * many, [1.0] * many))
-    assert (same["verdict"], same["state"], same["reason"]) == ("not learned", "even", "the loss fell, but answers are not better")
+    assert (same.verdict, same.state, same.reason) == ("not learned", "even", "the loss fell, but answers are not better")
     knew = learned(([1] * many, [2.0] * many), ([1] * many, [1.0] * many))
-    assert (knew["verdict"], knew["reason"]) == ("not learned", "the answers were right before")
+    assert (knew.verdict, knew.reason) == ("not learned", "the answers were right before")
 
 
 def test_few_right_answers_are_learned_a_little():
     n = 100
     found = learned(([0] * n, [2.0] * n), ([0] * 95 + [1] * 5, [1.5] * n))
-    assert (found["verdict"], found["state"], found["reason"]) == ("learned a little", "even", "5 % of answers right")
+    assert (found.verdict, found.state, found.reason) == ("learned a little", "even", "5 % of answers right")
     tokens = learned(([0.30] * n, [2.0] * n), ([0.33] * n, [1.9] * n), name="token_accuracy")
-    assert (tokens["verdict"], tokens["reason"]) == ("learned a little", "33 % of tokens right")
-    assert learned(([0.30] * n, [2.0] * n), ([0.40] * n, [1.5] * n), name="token_accuracy")["verdict"] == "learned"
+    assert (tokens.verdict, tokens.reason) == ("learned a little", "33 % of tokens right")
+    assert learned(([0.30] * n, [2.0] * n), ([0.40] * n, [1.5] * n), name="token_accuracy").verdict == "learned"
 
 
 def test_better_answers_with_a_higher_loss_are_learned_a_little():
     found = learned(([0] * 40, [2.0] * 40), ([1] * 40, [2.5] * 40))
-    assert (found["verdict"], found["reason"]) == ("learned a little", "answers are better, but no lower loss is shown")
+    assert (found.verdict, found.reason) == ("learned a little", "answers are better, but no lower loss is shown")
 
 
 def test_too_few_rows_cannot_tell_what_was_learned():
     found = learned(([0] * 3, [2.0] * 3), ([1] * 3, [0.1] * 3))
-    assert (found["verdict"], found["state"]) == ("cannot tell (n = 3)", "even")
+    assert (found.verdict, found.state) == ("cannot tell (n = 3)", "even")
     found = learned(([0, 1] * 4, [2.0] * 8), ([0, 1] * 4, [1.5] * 8))
-    assert found["verdict"] == "cannot tell (n = 8)"
-    assert found["reason"].startswith("the loss fell; a rise of up to 37 points is possible")
+    assert found.verdict == "cannot tell (n = 8)"
+    assert found.reason.startswith("the loss fell; a rise of up to 37 points is possible")
 
 
-def whole(before, after):
+def whole(before, after, **changes):
     skill = learned(([0] * 40, [2.0] * 40), ([1] * 40, [0.1] * 40))
-    old = {"name": "old", "source": "old.jsonl", "energy": None, **kept(before, after)}
-    protection = {
-        "method": "m",
-        "definition": "M()",
-        "rho": None,
-        "tolerance": None,
-        "chance": None,
-        "exact": False,
-        "memory": None,
-    }
-    return {
-        "name": "new", "model": "base", "skill": skill, "kept": [old], "protection": protection, "unprotected": None,
-        "adapter": "a", "rank": 4, "serve": "serve", "train_seconds": 1.0, "margin": Margin().as_dict(), "together": 0,
-    }  # fmt: skip
+    old = Kept(**vars(kept(before, after)), name="old", source="old.jsonl")
+    protection = Protection(method="m", definition="M()", rho=None, tolerance=None, chance=None, exact=False)
+    how = {"adapter": "a", "rank": 4, "serve": "serve", "train_seconds": 1.0, "margin": Margin(), "protection": protection}
+    return Verdict(name="new", model="base", skill=skill, kept=[old], **{**how, **changes})
 
 
 @pytest.mark.parametrize("n", [3, 40, 100])
 def test_the_page_is_green_only_where_kept_was_shown(n):
     found = whole(([1] * n, [0.5] * n), ([1] * n, [0.5] * n))
-    page = render(found | {"sentences": sentences(found)})
+    page = render(replace(found, sentences=sentences(found)).as_dict())
     assert ('card good">to be kept: old' in page) is (n == 100)
-    assert "5 points of answers and 0.05 nats of loss" in page
+    assert "5 points of answers or 0.05 of loss" in page
     if n == 3:
         assert "cannot tell (n = 3)" in page
         assert "a drop of up to 71 points is possible" in page
         assert "a drop of up to 71 points is possible" in "\n".join(sentences(found))
+
+
+@given(st.lists(st.tuples(SHARES, SHARES, LOSSES, LOSSES), min_size=1, max_size=30), st.booleans(), st.sampled_from(["", "Übung"]))
+def test_a_verdict_is_written_again_as_it_was_read(tmp_path_factory, rows, exact, title):
+    file, shares = tmp_path_factory.mktemp("verdict") / "verdict.json", list(zip(*rows, strict=True))
+    answers = [[float(share > 0.5) if exact else share for share in side] for side in shares[:2]]
+    found = whole((answers[0], shares[2]), (answers[1], shares[3]), title=title)
+    same = Comparison.of(*[scores([1], [2.0])] * 2)
+    found = replace(found, unprotected=Twin(same, {"old": same}))
+    write_text(file, json.dumps(found.as_dict()))
+    again = read_file(file, Verdict, remedy="none")
+    assert json.dumps(again.as_dict()) == json.dumps(found.as_dict())
+    assert sentences(again) == sentences(found)
 
 
 NONE = dict.fromkeys(("repeated", "together", "cut", "skipped", "long", "unknown"), 0) | {"characters": "", "split": {}}
@@ -220,10 +228,11 @@ def test_rows_are_spoken_of_only_where_something_befell_them_and_the_page_has_al
     found = whole(([1] * 40, [0.5] * 40), ([1] * 40, [0.5] * 40))
     silent = sentences(found)
     rows = [{"name": "new", "source": "new.jsonl", "use": use, "read": 50, "held_out": 9, **NONE, **counts}]
-    spoken = [each for each in sentences(found | {"rows": rows}) if each not in silent]
+    found = replace(found, rows=rows)
+    spoken = [sentence for sentence in sentences(found) if sentence not in silent]
     assert len(spoken) == len(said)
     assert all(f"new: {part}" in each for part, each in zip(said, spoken, strict=True))
-    page = render(found | {"rows": rows, "sentences": spoken})
+    page = render(replace(found, sentences=spoken).as_dict())
     for number in [50, *counts.values(), *counts.get("split", {}).values()]:
         assert str(number) in page or number is True or isinstance(number, dict)
     assert "Rows of text" in page

@@ -1,7 +1,7 @@
 """LoRA adapters, by way of PEFT.  The only package that imports peft; the rest of the library sees adapted layers."""
 
 from anchorlora.adapters.anchor import Anchor
-from anchorlora.adapters.attach import attach, usual_targets
+from anchorlora.adapters.attach import attach, detach, usual_targets
 from anchorlora.adapters.files import read_adapter, write_adapter
 from anchorlora.adapters.gates import Gated, Gates, LayerGates
 from anchorlora.adapters.kinds import LAYER_KINDS, LayerKind
@@ -25,6 +25,7 @@ __all__ = [
     "WeightAnchor",
     "activate",
     "attach",
+    "detach",
     "keep_unpacked",
     "lora_layers",
     "merge",

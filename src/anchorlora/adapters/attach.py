@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
 from anchorlora.adapters.files import fitted, read_adapter
@@ -49,6 +50,16 @@ def attach(model: Any, folder: Path) -> PeftModel:
             )
         _fill(layers[layer], saved[layer])
     return adapted
+
+
+def detach(model: Any) -> None:
+    """Take all adapters off a base model, whatever put them there; its own weights were never written to."""
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, layer.get_base_layer())
+    if hasattr(model, "peft_config"):  # else PEFT warns of it when the next adapter comes
+        del model.peft_config
 
 
 def usual_targets(model: Any) -> tuple[str, ...] | str:

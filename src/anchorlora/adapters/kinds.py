@@ -1,6 +1,6 @@
 """Kinds of layers that add s B A x to a frozen layer's output: PEFT's, and those of other libraries.
 
-To protect layers of another library, append a `LayerKind` to `LAYER_KINDS` (docs/extend/layer-kind.md).
+To protect layers of another library, append a `LayerKind` to `LAYER_KINDS` (docs/extend.md).
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system 
 
 COMMANDS = {  # name -> module, or module:function where the name differs; in the order of help
     "train": "anchorlora.cli.train",
+    "ask": "anchorlora.cli.ask",
     "run": "anchorlora.cli.run",
     "grid": "anchorlora_lab.cli.grid",
     "trace": "anchorlora_lab.cli.trace",
@@ -123,6 +124,8 @@ def main(arguments: list[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as asked:
         print(asked.format_message())
         return 0
+    except click.NoSuchOption as error:
+        return _say(_unknown_option(error), WRONG, verbose)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         return _say(f"{error.format_message()} (see {context.command_path if context else 'anchorlora'} --help)", WRONG, verbose)
@@ -143,6 +146,14 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), status, verbose)
     except Exception as error:
         return _say(_crash(error), FAILED, verbose, everywhere=True)
+
+
+def _unknown_option(error: click.NoSuchOption) -> str:
+    from anchorlora.cli.options import nearest_option
+
+    assert error.ctx is not None
+    near = nearest_option(error.ctx.command, error.option_name)
+    return f"there is no option {error.option_name}{f'; nearest: {near}' if near else ''} (see {error.ctx.command_path} --help)"
 
 
 def _crash(error: Exception) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from anchorlora.cli.check import LABELS
-from anchorlora.cli.console import fitted, out, print_json
+from anchorlora.cli.console import example, fitted, out, print_json
 from anchorlora.errors import Failed
 
 NUMBERS = {"d_eff": "|ΔW|", "rho": "rho", "bound": "tolerance", "chance": "chance"}
@@ -17,7 +17,10 @@ VERDICTS = {True: "preserved", False: "violated", None: "unknown"}
 PROTECTED = ("preserved", "unmoved")
 
 
-@click.command(short_help="Measure a change on protected directions, with advice.")
+@click.command(
+    short_help="Measure a change on protected directions, with advice.",
+    epilog=example("anchorlora audit adapters/old adapters/new --cores old-cores.safetensors"),
+)
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
 @click.option("--cores", type=click.Path(path_type=Path), help="Protected directions: a cores.safetensors file of a run.")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.console import fitted, out, print_json
+from anchorlora.cli.console import example, fitted, out, print_json
 from anchorlora.cli.options import methods_beginning
 from anchorlora.errors import Failed
 
@@ -20,7 +20,7 @@ LABELS = {  # condition -> its name, and what is measured
 }
 
 
-@click.command(short_help="Measure which conditions a method preserves.")
+@click.command(short_help="Measure which conditions a method preserves.", epilog=example("anchorlora check sfor"))
 @click.argument("method", shell_complete=methods_beginning)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(method: str, as_json: bool) -> None:
@@ -63,7 +63,10 @@ def verdict(row: list[Any]) -> str:
     return f"violated (preserved only under {', '.join(under)})" if under else "violated"
 
 
-@click.command(short_help="Measure what changed between two PEFT adapters.")
+@click.command(
+    short_help="Measure what changed between two PEFT adapters.",
+    epilog=example("anchorlora measure adapters/old adapters/new --cores old-cores.safetensors"),
+)
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
 @click.option("--cores", required=True, type=click.Path(path_type=Path), help="A cores.safetensors file from a run.")

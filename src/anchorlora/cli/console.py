@@ -78,6 +78,11 @@ out = Terminal()
 err = Terminal(stderr=True)
 
 
+def example(line: str) -> str:
+    """Return the end of a command's help: one command line."""
+    return f"\b\nExample:\n  {line}"
+
+
 def print_json(content: Any) -> None:
     """Print one JSON object on stdout."""
     print(shown(json.dumps(content, indent=1, ensure_ascii=False)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.console import fitted, out, print_json
+from anchorlora.cli.console import example, fitted, out, print_json
 from anchorlora.cli.options import ReadsRows
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import InvalidValue
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 COUNT = click.IntRange(min=1)
 
 
-@click.command(cls=ReadsRows, short_help="Make cores (protected subspaces) from text.")
+@click.command(
+    cls=ReadsRows,
+    short_help="Make cores (protected subspaces) from text.",
+    epilog=example("anchorlora cores Qwen/Qwen3-0.6B old.jsonl --out old-cores.safetensors"),
+)
 @click.argument("model")
 @click.argument("adapter_data", metavar="[ADAPTER] [DATA]", nargs=-1)
 @click.option("--self", "own", type=COUNT, metavar="N", help="Instead of DATA: N texts that the model writes itself.")

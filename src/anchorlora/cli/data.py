@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import out, print_json
+from anchorlora.cli.console import example, out, print_json
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.data.importing import agrees, import_benchmark, verify_benchmark
 from anchorlora.errors import Failed, InvalidValue
@@ -18,7 +18,7 @@ def data() -> None:
     """Import and verify benchmark data."""
 
 
-@data.command("import")
+@data.command("import", epilog=example("anchorlora data import CL_Benchmark --out data/benchmark"))
 @click.argument("source")
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder to write.")
 def import_(source: str, to: Path) -> None:
@@ -32,7 +32,7 @@ def import_(source: str, to: Path) -> None:
     out.print(f"{len(manifest['files'])} files in {to}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
 
 
-@data.command()
+@data.command(epilog=example("anchorlora data verify data/benchmark"))
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify(folder: Path, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anchorlora.cli.console import fitted, out
+from anchorlora.cli.console import example, fitted, out
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.store.export import FORMS
 from anchorlora.text import shown
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from anchorlora.store.export import Export
 
 
-@click.command()
+@click.command(epilog=example("anchorlora export runs/new --out out/adapter"))
 @click.argument("folder", metavar="RUN_OR_TASK_DIR", type=click.Path(path_type=Path))
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder to write; it must not exist.")
 @click.option("--form", type=click.Choice(FORMS), default="cat", show_default=True, help="The form to write.")

@@ -6,7 +6,7 @@ import re
 
 import click
 
-from anchorlora.cli.console import fitted, out, print_json, wrapped
+from anchorlora.cli.console import example, fitted, out, print_json, wrapped
 from anchorlora.cli.options import methods_beginning
 from anchorlora.cli.parsing import method_named
 from anchorlora.methods import METHODS, Method
@@ -46,7 +46,7 @@ without any old data:
 """
 
 
-@click.command(short_help="List every method and what it preserves.")
+@click.command(short_help="List every method and what it preserves.", epilog=example("anchorlora methods sfor"))
 @click.argument("method", required=False, shell_complete=methods_beginning)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def methods(method: str | None, as_json: bool) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial, wraps
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from anchorlora.config import Recipe
+from anchorlora.config import ALL_LINEAR, FOREIGN, Adapter, Recipe, Training
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.recipes import protocol
 
@@ -48,9 +49,32 @@ class ReadsRows(click.Command):
 
 
 COMMIT = "trust_remote_code"
+OPTIONS = {"max_tokens": "--max-length"}  # of fields that have an option by another name
+# what other programs call an option -> ours
+OTHERS = {"output_dir": "--out", "output": "--out", "dataset": "--data", "train_file": "--data", "max_tokens": "--max-new-tokens"}
+
+
+def nearest_option(command: click.Command, name: str) -> str | None:
+    """Return the option of a command that an unknown one stands for: by another trainer's name of it, or by its letters."""
+    known = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
+    word = name.lstrip("-").replace("-", "_").lower()
+    field = FOREIGN.get(word, word)
+    own = (f"--{word.replace('_', '-')}", OPTIONS.get(field, f"--{field.replace('_', '-')}"), OTHERS.get(word, ""))
+    value = ALL_LINEAR if word == "all_linear" else "VALUE"
+    for option in own:
+        if option in known:
+            return f"{option} {value}" if value == ALL_LINEAR else option
+    if "--set" in known and field in {*Training.model_fields, *Adapter.model_fields}:
+        return f"--set {field}={value}"
+    return next(iter(get_close_matches(name, known, n=1, cutoff=0.5)), None)
+
+
 recipe_argument = click.argument("recipe", shell_complete=recipes_beginning)
-model = click.option("--model", help="The base model: a folder or a hub name.")
-data = click.option("--data", help="A folder in CL_Benchmark, TRACE, SAPT, or LLaMA-Factory layout, or a YAML list of files.")
+model = click.option("--model", help="The base model: a folder or a hub name.  [default: the recipe's]")
+data = click.option(
+    "--data",
+    help="A folder in CL_Benchmark, TRACE, SAPT, or LLaMA-Factory layout, or a YAML list of files.  [default: the recipe's]",
+)
 settings = click.option(
     "--set",
     "settings",

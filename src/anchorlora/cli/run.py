@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.console import err, out, titled
+from anchorlora.cli.console import err, example, out, titled
 from anchorlora.cli.dry_run import flops_option, preview
 from anchorlora.cli.options import (
     Conduct,
@@ -28,7 +28,10 @@ from anchorlora.store.run_folder import RunFolder
 from anchorlora.text import shown
 
 
-@click.command(short_help="Train on tasks in sequence, and measure protection.")
+@click.command(
+    short_help="Train on tasks in sequence, and measure protection.",
+    epilog=example("anchorlora run mini --method sfor --order order1 --seed 42 --out runs/sfor"),
+)
 @recipe_argument
 @click.option("--method", shell_complete=methods_beginning, help="A method (see `anchorlora methods`), or file.py:variable.")
 @click.option("--order", help="order1, order2, order3, or comma-separated tasks.  [default: order1; for your own files: all tasks]")

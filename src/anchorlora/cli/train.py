@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.console import err, out, print_json
+from anchorlora.cli.console import err, example, out, print_json
 from anchorlora.cli.options import Conduct, ReadsRows, conduct_options, methods_beginning, settings, track
 
+if TYPE_CHECKING:
+    from anchorlora.train.answers import Answers
 
-@click.command(cls=ReadsRows)
+SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
+
+
+@click.command(cls=ReadsRows, epilog=example("anchorlora train Qwen/Qwen3-0.6B --data new.jsonl --keep self --out runs/new"))
 @click.argument("model")
 @click.option("--data", required=True, metavar="NEW", help="Examples of the new skill.")
 @click.option("--test", metavar="FILE", help="Examples to test on.  [default: every tenth of NEW, held out]")
@@ -21,9 +26,19 @@ from anchorlora.cli.options import Conduct, ReadsRows, conduct_options, methods_
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The run directory.")
 @click.option("--same-size", is_flag=True, help="Train the old adapter further, instead of a new block next to it.")
 @click.option("--compare", is_flag=True, help="Train an unprotected twin as well, for comparison.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="LOSS",
+    help="Scale what is learned until the loss of kept text rises by no more than this, per token; 0.02 is a start.",
+)
 @click.option("--method", shell_complete=methods_beginning, help="A method.  [default: inc-lora-hard; with --same-size sfor]")
 @click.option("--name", help="Name of the skill.  [default: the name of the file]")
-@click.option("--columns", metavar="PAIRS", help="Columns of NEW: prompt=MINE,completion=MINE, or names of text columns.")
+@click.option(
+    "--columns",
+    metavar="PAIRS",
+    help="Columns of NEW: prompt=MINE,completion=MINE, or names of text columns.  [default: by their names]",
+)
 @click.option("--keep-columns", metavar="PAIRS", help="The same for the files of --keep.")
 @click.option(
     "--metric",
@@ -41,6 +56,20 @@ from anchorlora.cli.options import Conduct, ReadsRows, conduct_options, methods_
     show_default=True,
     help="The largest drop of answers with which the verdict calls something kept.",
 )
+@click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="Passes over the examples.  [default: 1]")
+@click.option(
+    "--learning-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="X",
+    help="The highest learning rate of the schedule.  [default: 0.0002]",
+)
+@click.option(
+    "--rank",
+    type=click.IntRange(min=1),
+    metavar="R",
+    help="Rank of the new block; alpha stays 32 (--set alpha=N).  [default: 16]",
+)
+@click.option("--max-length", type=click.IntRange(min=2), metavar="N", help="Tokens of prompt and answer at most.  [default: 1024]")
 @click.option("--targets", metavar="NAMES", help="Modules by name, or all-linear.  [default: the usual ones of the architecture]")
 @click.option("--seed", type=int, default=42, show_default=True, help="Seed for everything random.")
 @settings
@@ -57,6 +86,10 @@ def train(
     method: str | None,
     metrics: tuple[str, ...],
     margin: float,
+    epochs: int | None,
+    learning_rate: float | None,
+    rank: int | None,
+    max_length: int | None,
     targets: str | None,
     settings: tuple[str, ...],
     track: tuple[str, ...],
@@ -79,18 +112,25 @@ def train(
     from anchorlora.config import BaseModelSettings, base_model_of
     from anchorlora.errors import InvalidValue
     from anchorlora.methods import METHODS
-    from anchorlora.pages.verdict import write_verdict
+    from anchorlora.pages.verdict import Evidence, next_commands, write_verdict
     from anchorlora.runs.trackers import tracked
     from anchorlora.store.run_folder import RunFolder
+    from anchorlora.train.answers import answers_of
+    from anchorlora.train.judge import Margin
     from anchorlora.train.request import skill_request
     from anchorlora.train.train import train_skill
-    from anchorlora.train.verdict import Margin
 
     fields, numbers = settings_of(settings)
     if numbers:
         raise InvalidValue(
             f"--set {next(iter(numbers))}: numbers of methods are set in anchorlora run; train takes fields of a recipe"
         )
+    options = {"epochs": epochs, "learning_rate": learning_rate, "rank": rank, "max_tokens": max_length}
+    given_by_options = {field: str(value) for field, value in options.items() if value is not None}
+    for field in fields:
+        if field.rsplit(".", 1)[-1] in given_by_options:
+            raise InvalidValue(f"--set {field} is set by an option too; give one of them")
+    fields |= given_by_options
     own = {}
     for field in list(fields):
         name = field.removeprefix("base_model.")
@@ -119,9 +159,10 @@ def train(
             say=lambda said: None if already else err.print(f"{said} ..."),
             conduct=vars(conduct),
             margin=Margin(points=margin),
-        )
+        ).as_dict()
+    answers = answers_of(to, found)
     try:
-        write_verdict(found, to / "index.html")
+        write_verdict(found, to / "index.html", Evidence.of(to, answers))
     except OSError:
         if not already:  # one that lies on a read-only disk is shown as it is
             raise
@@ -130,6 +171,20 @@ def train(
         return
     for sentence in found["sentences"]:
         out.print(sentence)
+    for part in answers[:1]:
+        show_answers(part)
     if already:
         out.print(f"\nfinished before, nothing was trained; record: {to / 'record.json'}")
     out.print(f"\nadapter: {to / 'adapter'}\nverdict: {to / 'index.html'}\nserve:   {found['serve']}")
+    out.print(f"ask:     {next_commands(found)['ask it']}")
+
+
+def show_answers(part: Answers) -> None:
+    """Print the first answers before and after."""
+    from anchorlora.pages.verdict import shortened
+
+    out.print(f"\n{part.changed} of {part.examples} held-out answers of {part.name} changed; the first:")
+    for answer in part.shown[:SHOWN]:
+        for what, text in (("asked", answer.prompt), ("before", answer.before), ("after", answer.after), ("right", answer.right)):
+            line = shortened(" ".join(text.split()), LONGEST, middle=what == "asked") or "(nothing)"
+            out.print(f"{'- ' if what == 'asked' else '  '}{what + ':':<8}{line}")

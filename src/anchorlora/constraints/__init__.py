@@ -13,7 +13,7 @@ from anchorlora.constraints.input_start import InputStart
 from anchorlora.constraints.null_start import NullStart
 from anchorlora.constraints.optimizers import holds_factors, innermost
 from anchorlora.constraints.overlap import RoutingOverlap
-from anchorlora.constraints.protect import protect
+from anchorlora.constraints.protect import create_protected_optimizer, protect
 from anchorlora.constraints.retract import Retract
 from anchorlora.constraints.sensitivity import AnswerSensitivity, SensitiveCore
 from anchorlora.constraints.singular import ProjectSingular
@@ -41,6 +41,7 @@ __all__ = [
     "Retract",
     "RoutingOverlap",
     "SensitiveCore",
+    "create_protected_optimizer",
     "holds_factors",
     "innermost",
     "protect",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,9 @@ from anchorlora.constraints.checks import (
     refuse_unsound,
     true_precision,
 )
-from anchorlora.constraints.freeze import Frozen
+from anchorlora.constraints.displacement import ProjectDisplacement
+from anchorlora.constraints.freeze import Freeze, Frozen
+from anchorlora.constraints.gradient import ProjectGradient
 from anchorlora.constraints.optimizers import (
     innermost,
     project_copies,
@@ -25,21 +27,24 @@ from anchorlora.constraints.optimizers import (
     refuse_scaled_penalties,
     refuse_unprotected,
 )
+from anchorlora.constraints.retract import Retract
 from anchorlora.constraints.watch import CHECK_EVERY, StepWatch
 from anchorlora.devices import Uninterrupted
-from anchorlora.errors import InvalidType, ProtectionLost
+from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from anchorlora.adapters import Anchor
+    from anchorlora.geometry import Subspace
 
 
 class Protection(list[ActiveConstraint]):
     """The active constraints of a `with protect(..)` block, in order."""
 
     watch: StepWatch
+    block: AbstractContextManager[Protection] | None = None  # that `create_protected_optimizer` has entered
 
     @property
     def step(self) -> int:
@@ -52,6 +57,12 @@ class Protection(list[ActiveConstraint]):
         `protect` does the same every `check_every` steps.
         """
         self.watch.look(step)
+
+    def close(self) -> None:
+        """Verify a last time, raise what is lost, and release hooks and frozen factors, where no `with` block does."""
+        if self.block is not None:
+            block, self.block = self.block, None
+            block.__exit__(None, None, None)
 
 
 @contextmanager
@@ -118,41 +129,100 @@ def protect(
     hooks: list[Any] = []
     ends: list[Callable[[], None]] = []
     steps: _StepHooks | None = None
-    try:
-        with true_precision(anchor) as signals:
-            signals.passing = True  # what constraints prepare may take minutes
-            refuse_unsound(anchor, when=f"before step {step + 1}")
-            refuse_unlike_processes(anchor)
-            for constraint in constraints:
-                active.append(constraint.begin_task(anchor))
-            refuse_stuck(inner, anchor, [c.factor for c in active if isinstance(c, Frozen)])
-            refuse_moved(active)
-            for c in active:
-                c.see(active)
-            signals.passing = False
-            ends += [layer.whole.hold() for layer in anchor.layers if layer.whole is not None]
-        unasked = {id(c): c for c in active if type(c).loss is not ActiveConstraint.loss}
-        for c in list(unasked.values()):
-            _note_first_call(c, unasked)
-        active.watch = StepWatch(inner, anchor, active, hooks, every=check_every, step=step, also_training=also_training)
-        steps = _StepHooks(active, unasked, anchor)
-        hooks += [inner.register_step_pre_hook(steps.before), inner.register_step_post_hook(steps.after)]
-        with true_precision(anchor):
-            for c in active:
-                c.begin(step)
+    try:  # the outer one, since a signal may come at the very line on which the inner one ends
         try:
-            yield active
-        except BaseException as error:
-            _note_what_is_left(error, steps, active)
-            raise
-        steps.settle()
-        active.look()
-    finally:
-        try:
+            with true_precision(anchor) as signals:
+                signals.passing = True  # what constraints prepare may take minutes
+                refuse_unsound(anchor, when=f"before step {step + 1}")
+                refuse_unlike_processes(anchor)
+                for constraint in constraints:
+                    active.append(constraint.begin_task(anchor))
+                refuse_stuck(inner, anchor, [c.factor for c in active if isinstance(c, Frozen)])
+                refuse_moved(active)
+                for c in active:
+                    c.see(active)
+                signals.passing = False
+                ends += [layer.whole.hold() for layer in anchor.layers if layer.whole is not None]
+            unasked = {id(c): c for c in active if type(c).loss is not ActiveConstraint.loss}
+            for c in list(unasked.values()):
+                _note_first_call(c, unasked)
+            active.watch = StepWatch(inner, anchor, active, hooks, every=check_every, step=step, also_training=also_training)
+            steps = _StepHooks(active, unasked, anchor)
+            hooks += [inner.register_step_pre_hook(steps.before), inner.register_step_post_hook(steps.after)]
+            with true_precision(anchor):
+                for c in active:
+                    c.begin(step)
+            try:
+                yield active
+            except BaseException as error:
+                _note_what_is_left(error, steps, active)
+                raise
+            steps.settle()
+            active.look()
+        finally:
             _release(steps, hooks, ends, active, flags)
-        except KeyboardInterrupt:  # of a signal on the way there
-            _release(steps, hooks, ends, active, flags)
-            raise
+    except KeyboardInterrupt:
+        _release(steps, hooks, ends, active, flags)
+        raise
+
+
+def create_protected_optimizer(
+    model: nn.Module,
+    optimizer_cls: type[Optimizer],
+    *,
+    cores: Mapping[str, Subspace | Tensor],
+    constraints: Sequence[Constraint] | None = None,
+    adapter_name: str | None = None,
+    **kwargs: Any,
+) -> Optimizer:
+    """Return an optimizer for a PEFT model whose steps leave protected directions alone, as PEFT's `create_*_optimizer` return one.
+
+    For loops and trainers that take an optimizer and no `with` block. `optimizer.protection` is what `protect` yields; its
+    `close()` verifies a last time. Until then the live parameters are verified as `protect` does.
+
+    Args:
+        model: A PeftModel, or what wraps one.
+        optimizer_cls: Class of a torch optimizer, such as torch.optim.AdamW.
+        cores: Protected subspaces by layer path in the base model: `Subspace`, or a tensor (d_in, k) with orthonormal columns.
+        constraints: Constraints in the order in which they act. By default those of the anchor at hand: a learned adapter gets
+            B frozen and A's displacement projected; a block whose B is zero gets A off the core, then A's displacement projected.
+        adapter_name: Adapter that trains; by default the active one.
+        kwargs: Arguments of the optimizer, such as lr.
+
+    Returns:
+        The optimizer, over every parameter of the model that trains.
+
+    Raises:
+        InvalidType: As `protect` and `Anchor.of` raise it.
+        InvalidValue: As `protect` and `Anchor.of` raise it; no cores are given.
+        UnknownName: As `Anchor.of` raises it.
+
+    Example:
+        >>> from anchorlora import measure
+        >>> from anchorlora.constraints import create_protected_optimizer
+        >>> model, ids = tiny(), torch.arange(16)[None]
+        >>> optimizer = create_protected_optimizer(model, torch.optim.AdamW, cores=cores_of(model), lr=1e-3)
+        >>> for _ in range(3):
+        ...     model(input_ids=ids, labels=ids).loss.backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> optimizer.protection.close()
+        >>> measure(optimizer.protection.watch.anchor).exact
+        True
+    """
+    from anchorlora.adapters import Anchor
+
+    if not cores:
+        raise InvalidValue("no cores are given, so nothing would be protected; anchorlora cores makes them of text")
+    anchor = Anchor.of(model, cores=cores, adapter_name=adapter_name)
+    learned = any(bool(layer.rows("B").any()) for layer in anchor.layers)
+    closed: Constraint = Freeze("B") if learned else Retract("A")
+    how = [closed, ProjectGradient("A"), ProjectDisplacement("A")] if constraints is None else constraints
+    optimizer: Any = optimizer_cls([p for p in model.parameters() if p.requires_grad], **kwargs)
+    block = protect(optimizer, anchor, how)
+    optimizer.protection = block.__enter__()
+    optimizer.protection.block = block
+    return optimizer
 
 
 def _release(

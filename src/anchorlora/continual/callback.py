@@ -117,6 +117,14 @@ class RunCallback:
             event: step, loss, learning_rate, seconds, grad_norm and penalties.
         """
 
+    def on_steps_end(self, number: int, anchor: Anchor) -> None:
+        """All optimizer steps of a task are done, and nothing is made of its factors yet: they may still be changed.
+
+        Args:
+            number: The task's place in the order, from 1.
+            anchor: What the task started from, with the live factors.
+        """
+
     def on_step_boundary(self, step: int, snapshot: Callable[[], Progress]) -> None:
         """The state between two steps can be saved.
 

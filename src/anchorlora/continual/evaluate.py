@@ -1,4 +1,4 @@
-"""Predictions of the model: greedy decoding that stops where a server stops and nowhere else, batched by length.
+"""Scores of a model: greedy decoding that stops where a server stops and nowhere else, batched by length.
 
 Models that read packed rows read each batch as one, with the labels as drafts (`decode`). For others, rows are sorted by length
 and padded on the left, and what all prompts of a task begin with (its name, instruction and options, half of a short prompt) is
@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -33,121 +33,123 @@ TOKENS = 64  # of prompts in a packed batch, for each example that a padded batc
 WORTH_SHARING = 8  # tokens; a shorter common beginning costs more to copy than to read again
 
 
-def predict(
-    model: nn.Module,
-    tokenizer: Any,
-    task: AnyTask,
-    examples: Sequence[Encoded],
-    *,
-    max_new_tokens: int,
-    batch: int,
-    device: torch.device,
-    share_prefix: bool = True,
-    packed: bool = False,
-    known: Mapping[int, str] = NOTHING,
-    watch: Callable[[dict[int, str]], None] = lambda texts: None,
-    processes: Processes = ALONE,
-) -> list[Answer]:
-    """Return the model's predictions for a task's examples by greedy decoding, with all their scores."""
-    model.eval()
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    losses = answer_losses(model, examples, pad=pad, tokens=TOKENS * batch, device=device, packed=packed, processes=processes)
-    if not task.answered:
-        return [Answer("", None, e.example.label, scores) for e, scores in zip(examples, losses, strict=True)]
-    longest = task.max_new_tokens or max_new_tokens
-    order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt))
-    stops, end = stop_ids(tokenizer, ends_of(model)), tokenizer.eos_token_id
-    likely = [(*tokenizer(label, add_special_tokens=False).input_ids, end) for label in task.labels]
-    drafts = drafts_of([*likely, *(e.answer for e in examples if task.labels and e.answer)])
-    shared = share_prefix and not packed
-    prefix = _Prefix.of(model, [e.prompt for e in examples], device) if shared else _Prefix.none()
+Watch = Callable[[dict[int, str]], None]  # is told the answers of each batch, by the number of their prompt
 
-    def generated(prompts: Sequence[Sequence[int]]) -> Any:
-        if packed:
-            return decode(model, prompts, stops=stops, max_new_tokens=longest, drafts=drafts, device=device)
-        inputs = prefix.before(padded([prompt[prefix.length :] for prompt in prompts], pad))
-        with torch.inference_mode():
-            ids = model.generate(  # type: ignore[operator]  # of any causal language model
-                input_ids=inputs["input_ids"].to(device),
-                attention_mask=inputs["attention_mask"].to(device),
-                max_new_tokens=longest,
-                eos_token_id=sorted(stops),
-                **{cache_argument(GenerationMixin.prepare_inputs_for_generation): prefix.cache_for(len(prompts))},
-            )
-        return ids[:, inputs["input_ids"].shape[1] :]
 
-    texts = {i: known[i] for i in order if i in known}
-    batches = _batches(order, [len(e.prompt) for e in examples], batch, packed=packed)
-    left = [chosen for chosen in batches if not all(i in known for i in chosen)]
-    for start in range(0, len(left), processes.count):
-        new: dict[int, str] = {}
-        with processes.in_step(model):
-            for chosen in left[start + processes.rank : start + processes.rank + 1]:
-                rows = [_until(stops, row) for row in generated([examples[i].prompt for i in chosen])]
-                new = dict(zip(chosen, tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True))
-        new = {i: text for part in processes.gathered(new) for i, text in part.items()}
-        texts.update(new)
-        watch(new)
-    answers = [task.answer(texts[i].strip(), e.example) for i, e in enumerate(examples)]
-    return [replace(a, scores={**a.scores, LOSS: found[LOSS]}) for a, found in zip(answers, losses, strict=True)]
+def unwatched(texts: dict[int, str]) -> None:
+    """Take no notice of answers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scorer:
+    """Scores a model's greedy answers and its loss of the right ones; how rows are read together changes neither."""
+
+    model: nn.Module
+    tokenizer: Any
+    max_new_tokens: int  # of an answer, where its task has no number of its own
+    batch: int  # prompts that are read together if padded; packed, as many tokens as they would have
+    device: torch.device
+    share_prefix: bool = True  # read what all prompts begin with once, where rows are padded
+    packed: bool = False
+    processes: Processes = ALONE
+
+    def score(
+        self, task: AnyTask, examples: Sequence[Encoded], *, known: Mapping[int, str] = NOTHING, watch: Watch = unwatched
+    ) -> list[Answer]:
+        """Return the answers to a task's examples with all their scores; those that are known are not generated again."""
+        losses = self.losses(examples)
+        if not task.answered:
+            return [Answer("", None, e.example.label, scores) for e, scores in zip(examples, losses, strict=True)]
+        end = self.tokenizer.eos_token_id
+        likely = [(*self.tokenizer(label, add_special_tokens=False).input_ids, end) for label in task.labels]
+        likely += [e.answer for e in examples if task.labels and e.answer]
+        prompts = [e.prompt for e in examples]
+        texts = self.texts(prompts, max_new_tokens=task.max_new_tokens, likely=likely, known=known, watch=watch)
+        answers = [task.answer(text.strip(), e.example) for text, e in zip(texts, examples, strict=True)]
+        return [replace(a, scores={**a.scores, LOSS: found[LOSS]}) for a, found in zip(answers, losses, strict=True)]
+
+    def texts(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int | None = None,
+        likely: Sequence[Sequence[int]] = (),
+        known: Mapping[int, str] = NOTHING,
+        watch: Watch = unwatched,
+    ) -> list[str]:
+        """Return the greedy answer to each prompt; `likely` ones are drafts, which are accepted as far as they are right."""
+        model, tokenizer, processes, longest = self.model, self.tokenizer, self.processes, max_new_tokens or self.max_new_tokens
+        model.eval()
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        stops, drafts = stop_ids(tokenizer, ends_of(model)), drafts_of(likely)
+        shared = self.share_prefix and not self.packed
+        prefix = _Prefix.of(model, prompts, self.device) if shared else _Prefix.none()
+
+        def generate(prompts: Sequence[Sequence[int]]) -> Any:
+            if self.packed:
+                return decode(model, prompts, stops=stops, max_new_tokens=longest, drafts=drafts, device=self.device)
+            inputs = prefix.before(padded([prompt[prefix.length :] for prompt in prompts], self._pad))
+            with torch.inference_mode():
+                ids = model.generate(  # type: ignore[operator]  # of any causal language model
+                    input_ids=inputs["input_ids"].to(self.device),
+                    attention_mask=inputs["attention_mask"].to(self.device),
+                    max_new_tokens=longest,
+                    eos_token_id=sorted(stops),
+                    **{cache_argument(GenerationMixin.prepare_inputs_for_generation): prefix.cache_for(len(prompts))},
+                )
+            return ids[:, inputs["input_ids"].shape[1] :]
+
+        texts = {i: known[i] for i in order if i in known}
+        batches = _batches(order, list(map(len, prompts)), self.batch, packed=self.packed)
+        left = [chosen for chosen in batches if not all(i in known for i in chosen)]
+        for start in range(0, len(left), processes.count):
+            new: dict[int, str] = {}
+            with processes.in_step(model):
+                for chosen in left[start + processes.rank : start + processes.rank + 1]:
+                    rows = [_until(stops, row) for row in generate([prompts[i] for i in chosen])]
+                    new = dict(zip(chosen, tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True))
+            new = {i: text for part in processes.gathered(new) for i, text in part.items()}
+            texts.update(new)
+            watch(new)
+        return [texts[i] for i in range(len(prompts))]
+
+    def losses(self, examples: Sequence[Encoded]) -> list[dict[str, float]]:
+        """Return how well the model predicts the right answers, token by token, each given the right ones before it."""
+        model, processes = self.model, self.processes
+        model.eval()
+        order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt) + len(examples[i].answer))
+        numbered = iter(order)
+        groups = rows_of([examples[i] for i in order], TOKENS * self.batch, share=self.packed)
+        batches = [[(next(numbered), e) for e in group] for group in groups]
+        found: dict[int, dict[str, float]] = {}
+        for start in range(0, len(batches), processes.count):
+            new: dict[int, dict[str, float]] = {}
+            with processes.in_step(model):
+                for group in batches[start + processes.rank : start + processes.rank + 1]:
+                    chosen = [e for _, e in group]
+                    row = (packed_row(chosen) if self.packed else micro_batch(chosen, pad=self._pad)).to(self.device)
+                    with torch.inference_mode(), reading_packed(model, row.layout, row.keep) if row.layout else nullcontext():
+                        logits = model(**row.inputs, logits_to_keep=row.keep, use_cache=False).logits
+                        there = row.targets != IGNORED
+                        predicted, right = row.answer_logits(logits).float(), row.targets[there]
+                        losses = torch.nn.functional.cross_entropy(predicted, right, reduction="none")
+                        hits = (predicted.argmax(1) == right).float()
+                    counts = there.sum(1).tolist()
+                    for (i, _), loss, hit in zip(group, losses.split(counts), hits.split(counts), strict=True):
+                        new[i] = {TOKEN_ACCURACY: float(hit.mean()), LOSS: float(in_float64(loss).mean())}
+            found |= {i: scores for part in processes.gathered(new) for i, scores in part.items()}
+        return [found[i] for i in range(len(examples))]
+
+    @property
+    def _pad(self) -> int:
+        pad = self.tokenizer.pad_token_id
+        return int(pad if pad is not None else self.tokenizer.eos_token_id)
 
 
 def _until(stops: Collection[int], row: Any) -> list[int]:
     """Generated tokens before the first at which a server stops."""
     ids = [int(token) for token in row]
     return ids[: next((i for i, token in enumerate(ids) if token in stops), len(ids))]
-
-
-def answer_losses(
-    model: nn.Module,
-    examples: Sequence[Encoded],
-    *,
-    pad: int,
-    tokens: int,
-    device: torch.device,
-    packed: bool = False,
-    processes: Processes = ALONE,
-) -> list[dict[str, float]]:
-    """Return how well the model predicts the right answers, token by token, each given the right ones before it."""
-    model.eval()
-    order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt) + len(examples[i].answer))
-    numbered = iter(order)
-    batches = [[(next(numbered), e) for e in group] for group in rows_of([examples[i] for i in order], tokens, share=packed)]
-    found: dict[int, dict[str, float]] = {}
-    for start in range(0, len(batches), processes.count):
-        new: dict[int, dict[str, float]] = {}
-        with processes.in_step(model):
-            for group in batches[start + processes.rank : start + processes.rank + 1]:
-                chosen = [e for _, e in group]
-                row = (packed_row(chosen) if packed else micro_batch(chosen, pad=pad)).to(device)
-                with torch.inference_mode(), reading_packed(model, row.layout, row.keep) if row.layout else nullcontext():
-                    logits = model(**row.inputs, logits_to_keep=row.keep, use_cache=False).logits
-                    there = row.targets != IGNORED
-                    predicted, right = row.answer_logits(logits).float(), row.targets[there]
-                    losses = torch.nn.functional.cross_entropy(predicted, right, reduction="none")
-                    hits = (predicted.argmax(1) == right).float()
-                counts = there.sum(1).tolist()
-                for (i, _), loss, hit in zip(group, losses.split(counts), hits.split(counts), strict=True):
-                    new[i] = {TOKEN_ACCURACY: float(hit.mean()), LOSS: float(in_float64(loss).mean())}
-        found |= {i: each for part in processes.gathered(new) for i, each in part.items()}
-    return [found[i] for i in range(len(examples))]
-
-
-def texts_of(
-    model: nn.Module, tokenizer: Any, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, device: torch.device
-) -> list[str]:
-    """Return greedy answers, one prompt at a time."""
-    model.eval()
-    said = []
-    for prompt in prompts:
-        ids = torch.tensor([list(prompt)], device=device)
-        with torch.inference_mode():
-            found = model.generate(  # type: ignore[operator]  # of any causal language model
-                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens
-            )
-        stops = stop_ids(tokenizer, ends_of(model))
-        said.append(tokenizer.decode(_until(stops, found[0, len(prompt) :].tolist()), skip_special_tokens=True))
-    return said
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int], batch: int, *, packed: bool) -> Iterator[list[int]]:

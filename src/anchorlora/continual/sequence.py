@@ -24,7 +24,7 @@ from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import Window, loss_named, nobody, windows
 from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState
 from anchorlora.continual.data import joining, size_of
-from anchorlora.continual.evaluate import predict, texts_of
+from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.learn import learn, rate_at
 from anchorlora.continual.losses import TaskLosses
@@ -94,6 +94,8 @@ class TaskSequence:
         began = time.perf_counter() - (begun.seconds if begun else 0.0)
         with self.past.rows.collect(self.blocks.model, begun.rows if begun else None, processes=self.processes):
             trained = self._learn(number, name, anchor, begun, began)
+        for callback in self.callbacks:
+            callback.on_steps_end(number, anchor)
         kept = {key: t for c in self.method.constraints for key, t in c.end_task(anchor).items()}
         train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
         kept |= self.forecast.end_task(anchor) if self.forecast is not None else {}
@@ -234,28 +236,27 @@ class TaskSequence:
         seen = self.order[:number]
         for callback in self.callbacks:
             callback.on_evaluation_begin(number, sum(len(self.data.test[name]) for name in seen), texts)
-        e = self.recipe.evaluation
         out = {}
         for name in seen:
             known, watch = texts.get(name, {}), partial(self._batch_evaluated, name, began)
             if self.served is not None:
                 known = self._served(name, known, watch)
-            answers = predict(
-                self.blocks.model,
-                self.base_model.tokenizer,
-                self.data.tasks[name],
-                self.data.test[name],
-                max_new_tokens=e.max_new_tokens,
-                batch=e.eval_batch,
-                share_prefix=e.share_prefix,
-                packed=e.share_prefix and self.inputs.unpacked is None,
-                device=self.base_model.device,
-                known=known,
-                watch=watch,
-                processes=self.processes,
-            )
+            answers = self._scorer().score(self.data.tasks[name], self.data.test[name], known=known, watch=watch)
             out[name] = list(zip(self.data.test[name], answers, strict=True))
         return out
+
+    def _scorer(self) -> Scorer:
+        e = self.recipe.evaluation
+        return Scorer(
+            self.blocks.model,
+            self.base_model.tokenizer,
+            max_new_tokens=e.max_new_tokens,
+            batch=e.eval_batch,
+            device=self.base_model.device,
+            share_prefix=e.share_prefix,
+            packed=e.share_prefix and self.inputs.unpacked is None,
+            processes=self.processes,
+        )
 
     def _served(self, name: str, known: Mapping[int, str], watch: Callable[[dict[int, str]], None]) -> Mapping[int, str]:
         """Texts of all of a task's examples by vLLM, of which a sample is compared."""
@@ -267,13 +268,7 @@ class TaskSequence:
         prompts = [examples[i].prompt for i in left]
         said = dict(zip(left, self.served.texts(self.blocks.factors(), prompts, max_new_tokens=e.max_new_tokens), strict=True))
         sample = left[:SAMPLE]
-        ours = texts_of(
-            self.blocks.model,
-            self.base_model.tokenizer,
-            [examples[i].prompt for i in sample],
-            max_new_tokens=e.max_new_tokens,
-            device=self.base_model.device,
-        )
+        ours = self._scorer().texts([examples[i].prompt for i in sample])
         if (differing := compared(name, ours, [said[i] for i in sample])) is not None:
             for callback in self.callbacks:
                 callback.on_warning(differing)

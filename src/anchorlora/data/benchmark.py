@@ -28,7 +28,7 @@ SPLITS = frozenset({"train", "test"})
 class TaskSource(Protocol):
     """A source of tasks for `run_sequence`: what a task is, its examples, and what was read for them.
 
-    `Benchmark` reads a folder; any object with these members is another source (docs/extend/task-source.md).
+    `Benchmark` reads a folder; any object with these members is another source (docs/extend.md).
 
     Args:
         opened: Name -> hashes and kind of everything that was read so far, for the record; a stopped run goes on only with the

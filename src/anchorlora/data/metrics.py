@@ -98,7 +98,7 @@ class Metric(Protocol):
     """A metric of a task: a name, and the score of one answer.
 
     Tasks list their metrics in `Task.metrics`; the first is the primary one, which a run calls accuracy and forgetting is measured
-    in. A run records every metric of every task as a percentage (docs/extend/metric.md).
+    in. A run records every metric of every task as a percentage (docs/extend.md).
 
     Args:
         name: Name in the record; one name means one metric.

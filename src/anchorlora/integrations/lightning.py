@@ -7,7 +7,7 @@ from typing import Any
 from anchorlora.adapters import Anchor
 from anchorlora.constraints import holds_factors
 from anchorlora.errors import InvalidValue, MissingExtra
-from anchorlora.integrations.session import Session
+from anchorlora.integrations.base import CallbackBase
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -21,7 +21,7 @@ except ImportError:
                 raise MissingExtra("LightningProtection needs Lightning: pip install lightning")
 
 
-class LightningProtection(Session, Callback):
+class LightningProtection(CallbackBase, Callback):
     """Protect LoRA factors while Lightning fits a module.
 
     The PEFT model is found inside the LightningModule, and the optimizer that trains its factors among the trainer's. Automatic and

@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from anchorlora.adapters import activate
 from anchorlora.constraints import innermost
 from anchorlora.errors import InvalidType, InvalidValue
-from anchorlora.integrations.session import Session
+from anchorlora.integrations.base import CallbackBase
 from anchorlora.measurement.directions import Belief, Protected
 from anchorlora.measurement.recorder import record_steps
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
 
-class ProtectionCallback(Session, TrainerCallback):
+class ProtectionCallback(CallbackBase, TrainerCallback):
     """Protect LoRA factors from the beginning of `trainer.train()` to its end, also by an exception.
 
     `train()` raises what `protect` raises. Pass the callback to the trainer's constructor: a trainer does not tell its callbacks

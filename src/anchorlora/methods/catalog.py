@@ -442,7 +442,7 @@ o_lora_bsr_strong = o_lora_hard.plus(
     ),
 )
 
-# our own: docs/own-methods.md
+# our own: docs/lab/own-methods.md
 brake = inc_lora.plus(
     AnswerSensitivity(),
     KroneckerBrake(),

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorlora import embedded
-from anchorlora.adapters import AdapterStack, attach, lora_layers, read_adapter, usual_targets
+from anchorlora.adapters import lora_layers, read_adapter
 from anchorlora.config import BaseModelSettings, Targets, base_model_of
 from anchorlora.data import Sample, read_samples, token_ids
 from anchorlora.errors import InvalidValue
@@ -30,9 +29,10 @@ from anchorlora.features.files import write_cores
 from anchorlora.features.layout import Layout, common_prefix
 from anchorlora.features.store import FeatureStore, LayerCore
 from anchorlora.geometry import Subspace
-from anchorlora.models.load import ends_of, load_base_model
+from anchorlora.models.load import ends_of
 from anchorlora.models.own_text import OWN_TOKENS, own_text
 from anchorlora.models.packing import packed, unpackable
+from anchorlora.models.session import Session
 from anchorlora.recipes import protocol
 from anchorlora.store.adapter_config import WEIGHTS_FILE
 from anchorlora.store.files import refuse_existing
@@ -165,10 +165,9 @@ def cores_from_data(
         raise InvalidValue("cores are made from text or from what the model writes itself: give one of them")
     samples = [] if data is None else read_samples(data, column=column, limit=limit)
     settings = model if isinstance(model, BaseModelSettings) else base_model_of("the model's name", model=str(model), device=device)
-    base_model = load_base_model(settings, folder=embedded.folder(settings.model or "", "base_model"), adapter=folder)
-    tokenizer = base_model.tokenizer
-    adapted = attach(base_model.model, folder) if folder is not None else _without_adapter(base_model.model, targets)
-    room = min(rule.max_tokens, getattr(base_model.model.config, "max_position_embeddings", rule.max_tokens))
+    session = Session(settings, adapter=folder)
+    base_model, tokenizer = session.loaded, session.tokenizer
+    adapted, room = session.adapted(folder, targets=targets), session.room(rule.max_tokens)
     if own is not None:
         rows_of_its_own = own_text(adapted, tokenizer, count=own, seed=seed, max_tokens=min(room, OWN_TOKENS), room=room)
         samples = read_samples(rows_of_its_own)
@@ -199,11 +198,6 @@ def cores_of_samples(adapted: Any, tokenizer: Any, samples: Sequence[Sample], ru
         "layers": {s: _facts(layers[s]) for s in dict.fromkeys(store.stores.values())},
     }
     return MadeCores(layers, store.stores, origin)
-
-
-def _without_adapter(model: Any, targets: Targets | None) -> Any:
-    """The model with empty adapters, which change nothing, at the layers that cores are made for."""
-    return AdapterStack(model, targets or usual_targets(model), rank=1, alpha=1).model
 
 
 def _read(

@@ -1,7 +1,7 @@
 """Families of models: how a model of a kind is loaded, and built without weights for an estimate.
 
 To use models that transformers does not load as causal language models, append a `ModelFamily` to `MODEL_FAMILIES`
-(docs/extend/model-family.md).
+(docs/extend.md).
 """
 
 from __future__ import annotations

@@ -1,22 +1,63 @@
-"""Render the verdict on a skill as one HTML page, from its JSON alone: what became of it first, then the evidence."""
+"""Render the verdict on a skill as one HTML page, from its JSON and what its directory shows: what became of it first, answers,
+then the evidence.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from anchorlora.pages.audit import percent
 from anchorlora.pages.html import escaping
+from anchorlora.store.log import read_events
+from anchorlora.store.run_folder import RunFolder
+
+PROMPT, ANSWER = 400, 300  # characters of a text that are shown
+STEPS = 200  # points of the loss curve at most
+# what a metric counts, in words
+METRICS = {
+    "exact_match": "right answers",
+    "token_f1": "words shared with the right answer",
+    "token_accuracy": "right tokens",
+    "rouge_l": "longest shared text (ROUGE-L)",
+    "edit_similarity": "similarity to the right answer",
+}
 
 
-def write_verdict(found: Mapping[str, Any], path: Path) -> None:
+@dataclass(frozen=True)
+class Evidence:
+    """What a page shows beside a verdict."""
+
+    answers: Sequence[Any] = ()  # `anchorlora.train.answers.Answers`, of the skill first
+    losses: Sequence[tuple[int, float]] = ()  # optimizer step and the loss of its examples, per token
+    epochs: int | None = None
+    learning_rate: float | None = None
+
+    @classmethod
+    def of(cls, out: Path, answers: Sequence[Any]) -> Evidence:
+        """Return the evidence in a run directory."""
+        run = RunFolder(out)
+        events = read_events(run.log_file) if run.log_file.is_file() else []
+        losses = [(e["step"], e["loss"]) for e in events if e.get("event") == "step" and isinstance(e.get("loss"), float)]
+        training = run.read_config().recipe.training
+        return cls(answers, losses, training.epochs, training.learning_rate)
+
+
+NOTHING = Evidence()
+
+
+def write_verdict(found: Mapping[str, Any], path: Path, evidence: Evidence = NOTHING) -> None:
     """Write the page of a verdict; an older one is replaced."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            file.write(render(found))
+            file.write(render(found, evidence))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -27,16 +68,104 @@ def write_verdict(found: Mapping[str, Any], path: Path) -> None:
             temporary.unlink()
 
 
-def render(found: Mapping[str, Any]) -> str:
+def render(found: Mapping[str, Any], evidence: Evidence = NOTHING) -> str:
     """Return the page as HTML. Text from files is escaped, and the page loads nothing."""
     environment = escaping()
-    environment.filters |= {"percent": percent, "signed": signed}
-    return environment.get_template("verdict.html.j2").render(found=found, rows=_rows(found))
+    environment.filters |= {"percent": percent, "signed": signed, "shortened": shortened, "metric": metric, "mark": mark}
+    return environment.get_template("verdict.html.j2").render(
+        found=found,
+        rows=_rows(found),
+        answers=evidence.answers,
+        curve=loss_curve(evidence.losses),
+        advice=list(advice(found, evidence)),
+        commands=next_commands(found),
+        limits={"prompt": PROMPT, "answer": ANSWER},
+    )
 
 
 def signed(value: float, digits: int = 3) -> str:
     """Return a change with its sign."""
     return f"{value:+.{digits}f}"
+
+
+def metric(name: str) -> str:
+    """Return what a metric counts, in words."""
+    return METRICS.get(name, name.replace("_", " "))
+
+
+def mark(score: float) -> str:
+    """Return how right an answer is, in a word or in percent."""
+    return "right" if score == 1 else "wrong" if score == 0 else f"{100 * score:.0f} % right"
+
+
+def shortened(text: str, most: int, *, middle: bool = False) -> str:
+    """Return a text of at most so many characters, with an ellipsis where it is cut: at its end, or in the middle."""
+    text = text.strip()
+    if len(text) <= most:
+        return text
+    head = most // 3 if middle else most - 1
+    tail = most - 1 - head
+    return text[:head].rstrip() + "…" + (text[-tail:].lstrip() if tail else "")
+
+
+def next_commands(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return what to do with an adapter and the command that does it."""
+    out = Path(found["adapter"]).parent
+    run, model = shlex.quote(str(out)), shlex.quote(str(found["model"]))
+    return {
+        "ask it": f'anchorlora ask {run} "your question" --without',
+        "export it, to serve or to publish": f"anchorlora export {run} --out {shlex.quote(f'{out}-export')}",
+        "serve it": str(found["serve"]),
+        "teach the next skill": f"anchorlora train {model} --after {run} --data next.jsonl --out {shlex.quote(f'{out}-next')}",
+    }
+
+
+def advice(found: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
+    """Yield what to try where a skill was not learned, or something was not kept."""
+    skill, title = found["skill"], found.get("title") or found["name"]
+    rate, epochs = evidence.learning_rate, evidence.epochs
+    if skill["verdict"].startswith("cannot tell") and skill.get("rows_needed"):
+        yield f"{title}: test on more rows, about {skill['rows_needed']:,}, with --test FILE."
+    elif skill["metric"]["before"] >= 100 and skill["state"] != "good":
+        yield f"{title}: the model answered all of it before; there was nothing to learn."
+    elif skill["state"] == "bad" and rate:
+        yield f"{title}: train with a lower rate, --learning-rate {rate / 4:g} (it was {rate:g}), and another --out."
+    elif skill["state"] != "good" and rate and epochs:
+        longer, higher = f"--epochs {3 * epochs} (it was {epochs})", f"--learning-rate {2 * rate:g} (it was {rate:g})"
+        yield f"{title}: train longer, {longer}, or with a higher rate, {higher}, and another --out."
+    lost = [kept for kept in found["kept"] if kept["state"] == "bad"]
+    if lost:
+        names = ", ".join(str(kept.get("title") or kept["name"]) for kept in lost)
+        out = Path(found["adapter"]).parent
+        lower = f"a lower rate, --learning-rate {rate / 2:g} (it was {rate:g})" if rate else "a lower rate"
+        half = f"anchorlora export {shlex.quote(str(out))} --scale 0.5 --out DIR"
+        yield f"{names}: train with {lower}, or --budget 0.02, which scales the change until kept text loses no more."
+        yield f"Half of the change, without training again: {half}. It forgets less and has learned less."
+        if any(kept["source"] == "self" for kept in lost):
+            yield "What the model writes itself stands for little of what it can do: keep real old text too, with --keep FILE."
+    for kept in found["kept"]:
+        if kept.get("rows_needed"):
+            more = "--self-texts N" if kept["source"] == "self" else "more rows in its file; every fifth is held out"
+            yield f"{kept.get('title') or kept['name']}: keep more of it ({more}), or allow a larger drop, --margin POINTS."
+
+
+def loss_curve(losses: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
+    """Return the points of a curve, in a box of 600 by 150, and the numbers beside it; None where there is no line to draw.
+
+    Many steps are drawn as the means of equal stretches.
+    """
+    finite = [(step, loss) for step, loss in losses if math.isfinite(loss)]
+    size = max(1, math.ceil(len(finite) / STEPS))
+    groups = [finite[i : i + size] for i in range(0, len(finite), size)]
+    points = [(mean(step for step, _ in group), mean(loss for _, loss in group)) for group in groups]
+    if len(points) < 2:
+        return None
+    low, high = min(loss for _, loss in points), max(loss for _, loss in points)
+    first, last = points[0][0], points[-1][0]
+    line = " ".join(
+        f"{600 * (step - first) / (last - first):.1f},{145 - 140 * (loss - low) / ((high - low) or 1):.1f}" for step, loss in points
+    )
+    return {"line": line, "low": low, "high": high, "first": points[0][1], "last": points[-1][1], "steps": finite[-1][0]}
 
 
 def _rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from anchorlora import embedded
 from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.config import Recipe, RunConfig
 from anchorlora.constraints.checks import refuse_unsound
@@ -26,7 +25,8 @@ from anchorlora.data.sources import source_of
 from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost, Stopped, UnknownName, Unwritten
 from anchorlora.measurement import Trace, held_out_drift, measure, predicted_kl, rho_on
 from anchorlora.methods import Method
-from anchorlora.models.load import device_of, load_base_model
+from anchorlora.models.load import device_of
+from anchorlora.models.session import Session
 from anchorlora.paths import expanded
 from anchorlora.processes import ALONE, Processes
 from anchorlora.recipes import protocol
@@ -50,6 +50,7 @@ def run_sequence(
     settings: Mapping[str, float] = NOTHING,
     selection: str | None = None,
     source: TaskSource | None = None,
+    session: Session | None = None,
     callbacks: Sequence[RunCallback] = (),
     save_every: int = protocol.SAVE_EVERY,
     check_every: int = CHECK_EVERY,
@@ -71,6 +72,7 @@ def run_sequence(
         settings: Numbers of the method's parts to change, by "Part.field".
         selection: SHA-256 of the selection manifest that `settings` come from.
         source: Where tasks come from; by default, the folder that the recipe names.
+        session: The recipe's base model if it is open already; by default, the run loads it.
         callbacks: Told of every moment of the run, before it is saved.
         save_every: Optimizer steps between two saves within a task; 0 saves only at the end of a task.
         check_every: Optimizer steps between two checks of what protects a task.
@@ -129,7 +131,9 @@ def run_sequence(
             return record
         if not processes.first:
             torch.set_num_threads(threads)
-        inputs = processes.together(lambda: load_inputs(config, commit=commit, date=date, source=source, processes=processes))
+        inputs = processes.together(
+            lambda: load_inputs(config, commit=commit, date=date, source=source, session=session, processes=processes)
+        )
         inputs.go_on(method)  # what cannot be done is refused before anything is written
         saving: Stopping
         if processes.first:
@@ -277,9 +281,10 @@ def load_inputs(
     commit: str | None = None,
     date: str | None = None,
     source: TaskSource | None = None,
+    session: Session | None = None,
     processes: Processes = ALONE,
 ) -> RunInputs:
-    """Load the data and the base model of a run."""
+    """Load the data and the base model of a run; a session has the model already."""
     recipe = config.recipe
     settings = recipe.base_model.model_copy(update={"revision": commit}) if commit else recipe.base_model
     settings = settings.model_copy(update={"date": settings.date or date})
@@ -289,8 +294,10 @@ def load_inputs(
     source = source or source_of(recipe.tasks)
     for task in config.order:
         source.task(task)
-    base_model = load_base_model(settings, folder=embedded.folder(recipe.base_model.model or "", "base_model"), adapter=old)
-    return RunInputs.of(base_model, source, recipe, order=config.order, seed=config.seed, processes=processes)
+    if session is None:
+        session = Session(settings, adapter=old)
+    session.refuse_other(recipe.base_model)
+    return RunInputs.of(session.bare(), source, recipe, order=config.order, seed=config.seed, processes=processes)
 
 
 def sequence_of(config: RunConfig, method: Method) -> TaskSequence:

@@ -19,6 +19,7 @@ from anchorlora.config import (
     EvaluationSettings,
     Features,
     Place,
+    Positive,
     Recipe,
     Settings,
     Start,
@@ -63,6 +64,7 @@ INSTEAD = {
     "own": "--self-texts",
     "method": "--method",
     "compare": "--compare",
+    "budget": "--budget",
 }
 
 
@@ -85,6 +87,7 @@ class SkillRequest(Settings):
     targets: Targets | None = None  # modules to adapt; None takes the usual ones of the architecture
     seed: int = 42
     compare: bool = False  # train an unprotected twin as well
+    budget: Positive | None = None  # how much the loss of what is kept may rise, per token; the change is scaled until it fits
     settings: dict[str, str] = Field(default_factory=dict)  # fields of the recipe to change, as text
 
     @property
@@ -110,7 +113,9 @@ class SkillRequest(Settings):
         made = recipe.model_copy(update={"adapter": adapter, "start": start, "tasks": tasks, "base_model": self.base_model})
         made = made.changed(self.settings)
         if rank is not None and made.adapter.rank != rank:
-            raise InvalidValue(f"--set rank={made.adapter.rank}: the method trains the old adapter further, which has rank {rank}")
+            raise InvalidValue(
+                f"rank {made.adapter.rank}: the method trains the old adapter further, which has rank {rank}; leave the rank out"
+            )
         return made
 
 
@@ -171,6 +176,8 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
             f"{how.name} keeps something, and nothing is named: add --keep FILE, --keep self for what the model writes itself, "
             "or --after RUN; to train without protection, --method inc-lora"
         )
+    if "budget" in fields and not fields["keep"] and "after" not in fields:
+        raise InvalidValue("--budget is for what is kept, and nothing is named: add --keep FILE, --keep self, or --after RUN")
     title = shown(str(fields.get("name", "")) or stem_of(str(fields["data"])))
     fields["name"] = title if is_name(title) else named(title)
     fields["title"] = None if title == fields["name"] else f"{title:.100}"

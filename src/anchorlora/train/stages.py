@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -27,11 +28,11 @@ from typing import Any
 from torch import Tensor
 
 from anchorlora import embedded
-from anchorlora.adapters import AdapterStack, attach, read_adapter, usual_targets
+from anchorlora.adapters import read_adapter, usual_targets
 from anchorlora.config import Recipe
 from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.data import longest_first
-from anchorlora.continual.evaluate import predict
+from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.memory import memory_of_text
 from anchorlora.continual.seeds import number
 from anchorlora.data import Encoder, Sample, TextFiles, TextSource, read_samples
@@ -41,14 +42,16 @@ from anchorlora.errors import InvalidValue
 from anchorlora.geometry import JoinedCore, joined_within
 from anchorlora.methods import Method
 from anchorlora.models.cores_from_text import CoreRule, MadeCores, cores_of_samples
-from anchorlora.models.load import LoadedModel, ends_of, load_base_model, template_note
+from anchorlora.models.load import ends_of, template_note
 from anchorlora.models.own_text import OWN_TOKENS, defects, own_text
 from anchorlora.models.packing import unpackable
+from anchorlora.models.session import Session
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.store.files import write_lines, write_text
 from anchorlora.store.json import read_file
 from anchorlora.store.seal import LARGEST_SEALED, sealed_folder
 from anchorlora.store.tensors import write_tensors
+from anchorlora.train.judge import Comparison
 from anchorlora.train.kept import (
     CAPACITY,
     MOST_PROBES,
@@ -76,19 +79,27 @@ BEGIN_AGAIN = "begin again with another --out"
 Say = Callable[[str], None]
 
 
-def before(request: SkillRequest, folder: Path, say: Say, method: Method, *, callbacks: Sequence[RunCallback] = ()) -> None:
+def before(
+    session: Session,
+    request: SkillRequest,
+    folder: Path,
+    say: Say,
+    method: Method,
+    *,
+    callbacks: Sequence[RunCallback] = (),
+) -> None:
     """Write `before/`: the cores of what is kept, what the method remembers of it, and scores of the model as it was."""
     recipe = default_recipe().changed(request.settings)
     unfit = {each["name"]: each.get("unfit", ()) for each in rows_in(folder)}
     kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns, unfit)]
     say(f"loading {request.base_model.model}")
-    loaded, adapted, tokenizer = opened(request, request.adapter)
+    adapted, tokenizer = session.adapted(request.adapter, targets=request.targets), session.tokenizer
     note = template_note(
         request.base_model, tokenizer, request.adapter, folder=embedded.folder(request.base_model.model or "", "base_model")
     )
     if note:
         say(note)
-    room = min(recipe.training.max_tokens, getattr(loaded.model.config, "max_position_embeddings", recipe.training.max_tokens))
+    room, device = session.room(recipe.training.max_tokens), session.loaded.device
 
     def written(texts: int) -> None:
         for callback in callbacks:
@@ -130,13 +141,13 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method, *, cal
                 tokenizer,
                 part.samples,
                 name=part.name,
-                device=loaded.device,
+                device=device,
                 max_tokens=room,
                 past=memory,
             )
         if part.cores is None:
             say(f"making the cores of {part.name}")
-            made = _cores(loaded, adapted, tokenizer, part.samples, recipe, room)
+            made = _cores(session, adapted, part.samples, recipe)
             part.facts, found = {**part.facts, **made.origin}, new_cores(part.name, made.layers)
         elif any(part.name in core.energy for core in union.values()):
             continue  # one run's cores stand for all that it kept
@@ -154,8 +165,8 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method, *, cal
             write_joined_cores(temporary, union, origin={"kept": [part.name for part in kept]})
         facts: dict[str, Any] = {
             "kept": [{"name": p.name, "source": p.source, "probes": len(p.probes), **facts_of_joined(p, union)} for p in kept],
-            "targets": _targets(request, loaded),
-            "gpu": loaded.device.type != "cpu",
+            "targets": _targets(request, session),
+            "gpu": device.type != "cpu",
         }
         if method.rehearsal:
             write_lines(temporary / OLD_TEXT, [row for part in kept for row in part.old_text or map(row_of, part.samples)])
@@ -171,26 +182,25 @@ def before(request: SkillRequest, folder: Path, say: Say, method: Method, *, cal
             }
         write_text(temporary / FACTS, json.dumps(facts, indent=1))
         tasks = {request.name: skill_files(folder), **{p.name: probes_in(temporary, p.name) for p in kept if p.probes}}
-        scores = scored(loaded, adapted, tokenizer, tasks, recipe, say)
+        scores = scored(session, adapted, tasks, recipe, say)
         write_text(temporary / SCORES, json.dumps(scores))
 
 
-def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, say: Say, method: Method) -> None:
+def after(session: Session, request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, say: Say, method: Method) -> None:
     """Write `after/`: scores of what was kept with the new adapter, and the cores and the memory that a later
     skill goes on from.
     """
-    loaded, adapted, tokenizer = opened(request, adapter)
-    room = min(recipe.training.max_tokens, getattr(loaded.model.config, "max_position_embeddings", recipe.training.max_tokens))
+    adapted = session.adapted(adapter)
     kept = [each["name"] for each in facts_in(folder)["kept"]]
     names = [each["name"] for each in facts_in(folder)["kept"] if each["probes"]]
     tasks = {name: probes_in(folder / "before", name) for name in names}
     with sealed_folder(folder / "after") as temporary:
-        scores = scored(loaded, adapted, tokenizer, tasks, recipe, say)
+        scores = scored(session, adapted, tasks, recipe, say)
         write_text(temporary / SCORES, json.dumps(scores))
         say(f"making the cores of {request.name}")
         source = skill_files(folder)
         samples = islice(source.rows_of(request.name, "train"), MOST_ROWS)  # what is held out measures a later skill
-        made = _cores(loaded, adapted, tokenizer, samples, recipe, room)
+        made = _cores(session, adapted, samples, recipe)
         earlier = folder / "before"
         union = joined_cores_in(earlier, kept) if (earlier / CORES).exists() else {}
         union = joined_within(union, new_cores(request.name, made.layers), asked=recipe.features.energy)
@@ -207,25 +217,12 @@ def after(request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, sa
         write_lines(temporary / PROBES / f"{request.name}.jsonl", [row_of(sample) for sample in tests])
 
 
-def opened(request: SkillRequest, adapter: Path | None) -> tuple[LoadedModel, Any, Any]:
-    """Return the base model, the same with an adapter or with empty ones, and its tokenizer."""
-    name = request.base_model.model or ""
-    loaded = load_base_model(request.base_model, folder=embedded.folder(name, "base_model"), adapter=adapter)
-    if adapter is not None:
-        return loaded, attach(loaded.model, adapter), loaded.tokenizer
-    stack = AdapterStack(loaded.model, request.targets or usual_targets(loaded.model), rank=1, alpha=1)
-    return loaded, stack.model.eval(), loaded.tokenizer
-
-
 def scored(
-    loaded: LoadedModel, adapted: Any, tokenizer: Any, tasks: Mapping[str, TextFiles], recipe: Recipe, say: Say
+    session: Session, adapted: Any, tasks: Mapping[str, TextFiles], recipe: Recipe, say: Say
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the scores of every test example of some tasks."""
-    encoder, evaluation, found = (
-        Encoder(tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(adapted)),
-        recipe.evaluation,
-        {},
-    )
+    encoder = Encoder(session.tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(adapted))
+    evaluation, found = recipe.evaluation, {}
     for name, files in tasks.items():
         say(f"testing {name}")
         task = files.task(name)
@@ -234,16 +231,15 @@ def scored(
         unpacked = unpackable(adapted, longest_first(examples), longest=longest)
         if unpacked is not None:
             say(f"this model reads no packed rows ({unpacked}), so {name} is padded instead")
-        answers = predict(
+        scorer = Scorer(
             adapted,
-            tokenizer,
-            task,
-            examples,
+            session.tokenizer,
             max_new_tokens=evaluation.max_new_tokens,
             batch=evaluation.eval_batch,
-            device=loaded.device,
+            device=session.loaded.device,
             packed=unpacked is None,
         )
+        answers = scorer.score(task, examples)
         found[name] = [
             {"text": a.text, "gold": a.gold, "metrics": dict(a.scores), "prompt_sha256": e.prompt_sha256}
             for a, e in zip(answers, examples, strict=True)
@@ -285,17 +281,17 @@ def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
     return read_file(folder / stage / SCORES, dict[str, list[dict[str, Any]]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED)
 
 
-def _cores(loaded: LoadedModel, adapted: Any, tokenizer: Any, samples: Iterable[Sample], recipe: Recipe, room: int) -> MadeCores:
+def _cores(session: Session, adapted: Any, samples: Iterable[Sample], recipe: Recipe) -> MadeCores:
     f = recipe.features
-    rule = CoreRule(f.rows, f.energy, f.at_least, f.at_most, max_tokens=room, spread=True)
-    return cores_of_samples(adapted, tokenizer, list(samples), rule, device=loaded.device)
+    rule = CoreRule(f.rows, f.energy, f.at_least, f.at_most, max_tokens=session.room(recipe.training.max_tokens), spread=True)
+    return cores_of_samples(adapted, session.tokenizer, list(samples), rule, device=session.loaded.device)
 
 
-def _targets(request: SkillRequest, loaded: LoadedModel) -> Any:
+def _targets(request: SkillRequest, session: Session) -> Any:
     """Modules to adapt: those of the old adapter, those that were asked for, or the usual ones."""
     if request.adapter is not None:
         return sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter)})
-    return request.targets or usual_targets(loaded.model)
+    return request.targets or usual_targets(session.loaded.model)
 
 
 def change_on(
@@ -303,7 +299,6 @@ def change_on(
 ) -> dict[str, Any]:
     """Return loss and primary metric on data, with one adapter and with another of the same base model."""
     from anchorlora.store.artifact import artifact_in
-    from anchorlora.train.verdict import compared
 
     then, now = artifact_in(before), artifact_in(after)
     settings = now.base_model(model)
@@ -314,11 +309,6 @@ def change_on(
     files.task("data")  # what cannot be read is refused before the model is loaded
     found = []
     for adapter in (None if then.kind == "model" else then.adapter, now.adapter):
-        loaded = load_base_model(settings, folder=embedded.folder(settings.model, "base_model"), adapter=adapter)
-        adapted = (
-            attach(loaded.model, adapter)
-            if adapter is not None
-            else AdapterStack(loaded.model, usual_targets(loaded.model), rank=1, alpha=1).model
-        )
-        found.append(scored(loaded, adapted.eval(), loaded.tokenizer, {"data": files}, default_recipe(), lambda said: None)["data"])
-    return compared(*found)
+        session = Session(settings, adapter=adapter)
+        found.append(scored(session, session.adapted(adapter), {"data": files}, default_recipe(), lambda sentence: None)["data"])
+    return asdict(Comparison.of(*found))

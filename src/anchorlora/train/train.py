@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from anchorlora.methods import METHODS, Method
 from anchorlora.models.hub import is_path
 from anchorlora.models.load import commit_of, tokenizer_of
 from anchorlora.models.own_text import most_tokens, refuse_too_large
+from anchorlora.models.session import Session
 from anchorlora.models.tokenizer import reads_clock
 from anchorlora.runs.autosave import Stop
 from anchorlora.runs.directory import RunDirectory
@@ -34,11 +35,13 @@ from anchorlora.store.predictions import read_predictions
 from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import SKILL, RunFolder, may_precede_config
 from anchorlora.store.seal import sealed_folder
-from anchorlora.train.kept import ROWS, counted_at, earlier_places
+from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear
+from anchorlora.train.judge import DEFAULT_MARGIN, Margin
+from anchorlora.train.kept import PROBES, ROWS, counted_at, earlier_places
 from anchorlora.train.request import FRESH, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
-from anchorlora.train.stages import Say, after, before, facts_in, rows_in, scores_in, skill_files
-from anchorlora.train.verdict import DEFAULT_MARGIN, Margin, verdict_of
+from anchorlora.train.stages import SCORES, Say, after, before, facts_in, probes_in, rows_in, scored, scores_in, skill_files
+from anchorlora.train.verdict import Verdict, verdict_of
 
 REQUEST, UNPROTECTED = "request.yaml", "unprotected"
 
@@ -53,7 +56,7 @@ def train_skill(
     say: Say = lambda sentence: None,
     conduct: Mapping[str, Any] | None = None,
     margin: Margin = DEFAULT_MARGIN,
-) -> dict[str, Any]:
+) -> Verdict:
     """Teach a model a skill, keep what it could do, and return how that went.
 
     The directory is a run directory, with `adapter/` (one ordinary PEFT adapter) and `skill/` (what a later skill goes on from). A
@@ -73,22 +76,22 @@ def train_skill(
             return _finished(request, out, margin)
         _taught(request, out, methods, lease, say, callbacks=callbacks, stop=stop, conduct=conduct or {})
         lease.check()
-        found = _judged(request, out, margin)
-        write_text(RunFolder(out).verdict, json.dumps(found, indent=1) + "\n")
+        verdict = _judged(request, out, margin)
+        write_text(RunFolder(out).verdict, json.dumps(verdict.as_dict(), indent=1) + "\n")
         seal_skill(request, out)
-        return found
+        return verdict
 
 
-def _finished(request: SkillRequest, out: Path, margin: Margin) -> dict[str, Any]:
+def _finished(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
     """The verdict of a skill that was taught to its end, whose files are what was written; by another margin if one is given."""
     run = RunDirectory(out)
     run.refuse_damaged_skill()
     run.finished()
-    found = read_file(run.verdict, dict[str, Any], remedy="train the skill again, with another --out")
-    return found if found.get("margin") == margin.as_dict() else _judged(request, out, margin)
+    verdict = read_file(run.verdict, Verdict, remedy="train the skill again, with another --out")
+    return verdict if verdict.margin == margin else _judged(request, out, margin)
 
 
-def _judged(request: SkillRequest, out: Path, margin: Margin) -> dict[str, Any]:
+def _judged(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
     """The verdict on a skill that was taught, from the files of its directory."""
     folder = out / SKILL
     then, now = scores_in(folder, "before"), scores_in(folder, "after") | {request.name: _predictions(out, request.name)}
@@ -105,6 +108,7 @@ def _judged(request: SkillRequest, out: Path, margin: Margin) -> dict[str, Any]:
         adapter=RunFolder(out).adapter,
         margin=margin,
         rows=rows_in(folder),
+        budget=budget_in(folder),
     )
 
 
@@ -143,10 +147,12 @@ def _taught(
 ) -> None:
     """Do what is left of teaching a skill: what is kept, the run, the same again."""
     folder, method = out / SKILL, methods[request.method]
+    asked = default_recipe().model_copy(update={"base_model": request.base_model}).changed(request.settings)
+    session = Session(asked.base_model, adapter=request.adapter)
     try:
         _claim(request, out)
         if not (folder / "before").is_dir():
-            before(request, folder, say, method, callbacks=callbacks)
+            before(session, request, folder, say, method, callbacks=callbacks)
             compare_inputs(request, folder)
     except AnchorloraError as error:
         if not (folder / "before").is_dir() and not isinstance(error, Interrupted):  # own text that is written stays
@@ -158,19 +164,32 @@ def _taught(
         lease.check()
         compare_inputs(request, folder)
 
-    facts = facts_in(folder)
-    recipe = _recipe(request, folder, method, facts)
+    recipe = _recipe(request, folder, method, facts_in(folder))
 
-    def run(how: Method, recipe: Recipe, place: Path) -> None:
+    def run(how: Method, recipe: Recipe, place: Path, *more: RunCallback) -> None:
         """Train the skill with a method, in a directory of its own."""
-        run_sequence(recipe, how, order=[request.name], seed=request.seed, out=place, callbacks=callbacks, stop=stop, **conduct)
+        run_sequence(
+            recipe,
+            how,
+            order=[request.name],
+            seed=request.seed,
+            out=place,
+            session=session,
+            callbacks=[*callbacks, *more],
+            stop=stop,
+            **conduct,
+        )
 
+    budget = []
+    if request.budget is not None:
+        refuse_few(facts_in(folder))
+        budget = [WithinBudget(session, request, folder, say)]
     say("training")
-    run(method, recipe, out)
+    run(method, recipe, out, *budget)
     checked()
     _publish(out, request)
     if not (folder / "after").is_dir():
-        after(request, folder, RunFolder(out).adapter, recipe, say, method)
+        after(session, request, folder, RunFolder(out).adapter, recipe, say, method)
         checked()
     if request.compare:
         say("training without protection")
@@ -178,7 +197,7 @@ def _taught(
         twin = folder / UNPROTECTED
         run(METHODS.baseline(method.plan.family), recipe.model_copy(update={"start": start}), twin)
         if not (twin / SKILL / "after").is_dir():
-            _score_the_twin(request, folder, twin, recipe, say)
+            _score_the_twin(session, folder, RunFolder(twin).task(1, request.name).adapter, recipe, say)
         checked()
 
 
@@ -282,6 +301,8 @@ def _forget(request: SkillRequest, out: Path) -> None:
 
 def _refuse_early(request: SkillRequest, method: Method) -> None:
     """Refuse what would show only after the model is loaded."""
+    if request.budget is not None:
+        refuse_nonlinear(request, method)
     if method.reads_past:
         skills = [place for place in earlier_places(request) if (Path(place) / SKILL / "after").is_dir()]
         for place in skills:
@@ -346,14 +367,11 @@ def _predictions(run: Path, name: str) -> list[dict[str, Any]]:
     return [row.model_dump() for row in read_predictions(RunFolder(run).task(1, name).predictions)]
 
 
-def _score_the_twin(request: SkillRequest, folder: Path, twin: Path, recipe: Recipe, say: Callable[[str], None]) -> None:
-    from anchorlora.train.kept import PROBES
-    from anchorlora.train.stages import SCORES, opened, probes_in, scored
-
-    loaded, adapted, tokenizer = opened(request, RunFolder(twin).task(1, request.name).adapter)
+def _score_the_twin(session: Session, folder: Path, adapter: Path, recipe: Recipe, say: Say) -> None:
     names = [file.stem for file in sorted((folder / "before" / PROBES).glob("*.jsonl"))]
-    scores = scored(loaded, adapted, tokenizer, {name: probes_in(folder / "before", name) for name in names}, recipe, say)
-    with sealed_folder(twin / SKILL / "after") as temporary:
+    tasks = {name: probes_in(folder / "before", name) for name in names}
+    scores = scored(session, session.adapted(adapter), tasks, recipe, say)
+    with sealed_folder(folder / UNPROTECTED / SKILL / "after") as temporary:
         write_text(temporary / SCORES, json.dumps(scores))
 
 

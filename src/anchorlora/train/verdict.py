@@ -1,18 +1,13 @@
-"""What became of a skill and of what was to be kept, with 95 % intervals over the examples, and in one sentence each.
+"""The verdict on a skill: what became of it and of what was to be kept, in numbers, and in one sentence each.
 
-    worse        the interval of the loss lies above what rounding explains, or that of the answers below zero
-    kept         both intervals, and what so few rows can miss, exclude a harm larger than the margin
-    cannot tell  neither; the sentence has the largest harm still possible, and how many rows would tell
-
-An event that none of n rows shows may still happen in 1 - 0.025^(1/n) of all, about 3.7/n: an interval of equal rows has no width,
-and three rows prove nothing. Answers that are right or wrong have Clopper and Pearson's bound of the share that turned.
+`Verdict` is what skill/verdict.json holds. Another number is a field here, set in `verdict_of`, and a place in the page's template.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,42 +16,105 @@ from anchorlora.data import LOSS
 from anchorlora.data.metrics import TOKEN_ACCURACY
 from anchorlora.data.rendering import SPLIT
 from anchorlora.errors import InvalidValue
-from anchorlora.scores import most_share, paired_interval
 from anchorlora.store.json import loads
 from anchorlora.store.record import Record
 from anchorlora.store.run_folder import SKILL
+from anchorlora.train.judge import (
+    DEFAULT_MARGIN,
+    Change,
+    Comparison,
+    Judged,
+    JudgedKept,
+    Margin,
+    judge_kept,
+    judge_learned,
+)
 from anchorlora.train.kept import CAPACITY
 from anchorlora.train.request import SELF, SkillRequest
 
 Scores = Mapping[str, Sequence[Mapping[str, Any]]]
 
-ROUNDING = 1e-3  # nats; a loss that changes by less has not changed
-LEAST = 6  # rows; fewer have no 95 % interval, since all their signs are equal by chance in more than 5 %
-FEWEST = 20  # rows without which nothing is called kept
-LITTLE = 50.0  # percent of answers right, below which a skill is learned a little
-LITTLE_TOKENS = 0.1  # share of the tokens that were wrong, the same where no answers are generated
+
+@dataclass(frozen=True)
+class Energy:
+    """How much of its energy the protected subspace of something holds, over the layer inputs."""
+
+    asked: float
+    mean: float
+    least: float
+    layer: str  # where it is least
+    below: int  # layer inputs with less than was asked for
+    layers: int
+    at_most: int  # directions
+    directions: float  # mean
+    cut: int = 0  # layer inputs that gave up directions to leave room
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept(JudgedKept):
+    """Something that was to be kept, as it was judged."""
+
+    name: str
+    title: str = ""
+    source: str  # where its text comes from
+    energy: Energy | None = None  # None of what an earlier version kept
+    own: dict[str, int] | None = None  # of texts of the model's own: how many there are, and how many have which defect
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protection:
+    """How the skill was trained, and how much of the change lies on protected directions."""
+
+    method: str
+    definition: str
+    rho: float | None  # share of the change on them; None where none are protected
+    tolerance: float | None  # what rounding explains of it
+    chance: float | None  # what a change that ignores them would have
+    exact: bool
+    memory: dict[str, float] | None = None  # mean directions and energy of cores that come of what answers depend on
+    capacity: dict[str, Any] | None = None  # how many directions are protected, and the room that is left
 
 
 @dataclass(frozen=True)
-class Margin:
-    """The largest harm with which something counts as kept."""
+class Twin:
+    """The unprotected twin: the skill, and by name what was to be kept."""
 
-    points: float = 5.0
-    nats: float = 0.05  # of the loss, per token
+    skill: Comparison
+    kept: dict[str, Comparison]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The verdict on a skill, as skill/verdict.json holds it."""
+
+    schema: int = 2
+    name: str
+    title: str = ""  # what it is called; files and keys have its name
+    model: str | None
+    skill: Judged
+    kept: list[Kept]
+    margin: Margin
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of each source of text, as skill/rows.json has them
+    together: int = 0  # rows of the skill that go together with another, to one side of the holdout
+    cut: int = 0  # examples that are learned without the tokens that do not fit
+    protection: Protection
+    budget: dict[str, Any] | None = None  # as skill/budget.json has it; None without --budget
+    unprotected: Twin | None = None
+    adapter: str
+    rank: int
+    serve: str  # the command that serves the adapter, or what to do where no server takes it
+    train_seconds: float
+    sentences: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if not (0 < self.points <= 100 and 0 < self.nats < math.inf):
-            raise InvalidValue(f"a margin is 0 to 100 points and some nats, both above 0, not {self.points:g} and {self.nats:g}")
+        object.__setattr__(self, "title", self.title or self.name)
 
-    def __str__(self) -> str:
-        return f"{self.points:g} points of answers and {self.nats:g} nats of loss"
-
-    def as_dict(self) -> dict[str, float]:
-        """Return both as plain data."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return the content of the file."""
         return asdict(self)
-
-
-DEFAULT_MARGIN = Margin()
 
 
 def verdict_of(
@@ -70,192 +128,83 @@ def verdict_of(
     adapter: Path,
     margin: Margin = DEFAULT_MARGIN,
     rows: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
+    budget: Mapping[str, Any] | None = None,
+) -> Verdict:
     """Return the verdict on a skill."""
-    skill = judged_learned(compared(before[request.name], after[request.name]), margin)
-    kept, titles = [], {each["name"]: each.get("title") for each in facts["kept"]} | {request.name: request.title}
-    for part in facts["kept"]:
-        if part["name"] in before:
-            now = judged_kept(compared(before[part["name"]], after[part["name"]]), margin)
-            called = {"name": part["name"], "title": part.get("title") or part["name"]}
-            kept.append({**called, "source": part["source"], **now, "energy": energy_of(part), "own": part.get("own")})
-    drift = record.drift[0] if record.drift else None
-    protection = {
-        "method": record.method.name,
-        "definition": record.method.definition,
-        "rho": None if drift is None else drift.rho,
-        "tolerance": None if drift is None else drift.bound,
-        "chance": None if drift is None else drift.chance,
-        "exact": drift is not None and drift.exact,
-        "memory": facts.get("memory"),
-        "capacity": _capacity(adapter.parent / SKILL / "after" / CAPACITY),
-    }
+    kept = [
+        _kept_part(part, judge_kept(Comparison.of(before[part["name"]], after[part["name"]]), margin))
+        for part in facts["kept"]
+        if part["name"] in before
+    ]
     twin = None
     if unprotected is not None:
-        twin = {
-            "skill": compared(before[request.name], unprotected[request.name]),
-            "kept": {each["name"]: compared(before[each["name"]], unprotected[each["name"]]) for each in kept},
-        }
-    found = {
-        "schema": 2,
-        "name": request.name,
-        "title": request.title or request.name,
-        "model": request.base_model.model,
-        "skill": skill,
-        "kept": kept,
-        "margin": margin.as_dict(),
-        "rows": [
-            {key: value for key, value in each.items() if key != "unfit"} | {"title": titles.get(each["name"]) or each["name"]}
-            for each in rows
+        names = [part.name for part in kept]
+        others = {name: Comparison.of(before[name], unprotected[name]) for name in (request.name, *names)}
+        twin = Twin(others.pop(request.name), others)
+    titles = {part["name"]: part.get("title") for part in facts["kept"]} | {request.name: request.title}
+    found = Verdict(
+        name=request.name,
+        title=request.title or request.name,
+        model=request.base_model.model,
+        skill=judge_learned(Comparison.of(before[request.name], after[request.name]), margin),
+        kept=kept,
+        margin=margin,
+        rows=[
+            {key: value for key, value in counts.items() if key != "unfit"}
+            | {"title": titles.get(counts["name"]) or counts["name"]}
+            for counts in rows
         ],
-        "together": sum(each["together"] for each in rows if each["use"] == "learned" and each["held_out"]),
-        "cut": record.protocol.get("passages_cut", {}).get(request.name, 0),
-        "protection": protection,
-        "unprotected": twin,
-        "adapter": str(adapter),
-        "rank": rank_of(adapter),
-        "serve": serving(adapter, request),
-        "train_seconds": sum(record.cost.train_seconds),
-    }
-    return found | {"sentences": sentences(found)}
+        together=sum(counts["together"] for counts in rows if counts["use"] == "learned" and counts["held_out"]),
+        cut=record.protocol.get("passages_cut", {}).get(request.name, 0),
+        protection=_protection(record, facts, adapter.parent / SKILL / "after" / CAPACITY),
+        budget=None if budget is None else dict(budget),
+        unprotected=twin,
+        adapter=str(adapter),
+        rank=rank_of(adapter),
+        serve=serving(adapter, request),
+        train_seconds=sum(record.cost.train_seconds),
+    )
+    return replace(found, sentences=sentences(found))
 
 
-def compared(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return loss and primary metric before and after, over the same examples."""
-    name = next(iter(before[0]["metrics"]))
-    out: dict[str, Any] = {"n": len(before)}
-    for kind, key, unit in (("metric", name, 100.0), ("loss", LOSS, 1.0)):
-        was, now = ([unit * each["metrics"][key] for each in scores] for scores in (before, after))
-        low, high = paired_interval(was, now)
-        out[kind] = {"name": key, "before": mean(was), "after": mean(now), "change": mean(now) - mean(was), "interval": [low, high]}
-    pairs = [(a["metrics"][name], b["metrics"][name]) for a, b in zip(before, after, strict=True)]
-    answers = all(value in (0.0, 1.0) for pair in pairs for value in pair)
-    flips = {"gained": sum(a < b for a, b in pairs), "lost": sum(a > b for a, b in pairs)}
-    return out | {"flips": flips if answers else None}
+def _kept_part(part: Mapping[str, Any], judged: JudgedKept) -> Kept:
+    fields = {f.name: getattr(judged, f.name) for f in dataclass_fields(judged)}
+    source = {"name": part["name"], "title": part.get("title") or part["name"], "source": part["source"]}
+    return Kept(**fields, **source, energy=energy_of(part), own=part.get("own"))
 
 
-def judged_kept(found: Mapping[str, Any], margin: Margin = DEFAULT_MARGIN) -> dict[str, Any]:
-    """Return a comparison of something that was to be kept with its verdict: kept, worse, or that nothing can be told."""
-    n, metric, loss = found["n"], found["metric"], found["loss"]
-    possible = {"points": _possible(found, worse=True), "nats": loss["interval"][1]}
-    out = dict(found) | {"margin": margin.as_dict(), "possible": possible, "rows_needed": None, "reason": ""}
-    unsound = not math.isfinite(loss["after"])
-    if unsound or (n >= LEAST and (loss["interval"][0] > ROUNDING or metric["interval"][1] < 0)):
-        return out | {"verdict": "worse", "state": "bad"}
-    if metric["before"] <= margin.points:
-        reason = f"only {metric['before']:.1f} % was right before, and no drop by more than {margin.points:g} points could be seen"
-        return out | {"verdict": f"cannot tell (n = {n})", "state": "even", "reason": reason}
-    if n >= FEWEST and possible["points"] <= margin.points and possible["nats"] <= margin.nats:
-        better = n >= LEAST and loss["interval"][1] < -ROUNDING
-        return out | {"verdict": f"kept within {margin.points:g} points", "state": "good", "reason": "and better" if better else ""}
-    reasons = []
-    if possible["points"] > margin.points:
-        drop = f"{possible['points']:.{_digits(possible['points'])}f}"
-        reasons.append(f"a drop of up to {drop} points is possible, and {margin.points:g} are allowed")
-    if possible["nats"] > margin.nats:
-        reasons.append(f"the loss may have risen by up to {possible['nats']:.3f}, and {margin.nats:g} is allowed")
-    if n < FEWEST and not reasons:
-        reasons.append(f"fewer than {FEWEST} held-out rows show no harm reliably")
-    needed = _rows_needed(found, possible, margin)
-    reasons.append(f"about {needed:,} held-out rows would tell")
-    return out | {"verdict": f"cannot tell (n = {n})", "state": "even", "rows_needed": needed, "reason": "; ".join(reasons)}
+def _protection(record: Record, facts: Mapping[str, Any], capacity: Path) -> Protection:
+    drift = record.drift[0] if record.drift else None
+    return Protection(
+        method=record.method.name,
+        definition=record.method.definition,
+        rho=None if drift is None else drift.rho,
+        tolerance=None if drift is None else drift.bound,
+        chance=None if drift is None else drift.chance,
+        exact=drift is not None and drift.exact,
+        memory=facts.get("memory"),
+        capacity=dict(loads(capacity.read_text())) if capacity.is_file() else None,  # methods without cores leave none
+    )
 
 
-def judged_learned(found: Mapping[str, Any], margin: Margin = DEFAULT_MARGIN) -> dict[str, Any]:
-    """Return a comparison of a new skill with its verdict: learned, learned a little, not learned, or that nothing can be told.
-
-    A skill is learned if its loss fell and its answers are better, both by their intervals; a little, if fewer than half of the
-    answers are right then, or the loss did not fall. Without generated answers, tokens count: a little is less than a tenth of
-    those that were wrong.
-    """
-    n, metric, loss = found["n"], found["metric"], found["loss"]
-    low, high = loss["interval"]
-    enough, out = n >= LEAST, dict(found) | {"reason": "", "rows_needed": None}
-    fell, better = enough and high < -ROUNDING, enough and metric["interval"][0] > 0
-    if not math.isfinite(loss["after"]) or (enough and not better and (low > ROUNDING or metric["interval"][1] < 0)):
-        return out | {"verdict": "not learned", "state": "bad", "reason": "loss or answers are worse"}
-    if fell and better:
-        tokens = metric["name"] == TOKEN_ACCURACY
-        little = metric["change"] < LITTLE_TOKENS * (100 - metric["before"]) if tokens else metric["after"] < LITTLE
-        if not little:
-            return out | {"verdict": "learned", "state": "good"}
-        share = f"{metric['after']:.{_digits(metric['after'])}f} % of {'tokens' if tokens else 'answers'} right"
-        return out | {"verdict": "learned a little", "state": "even", "reason": share}
-    if better:
-        return out | {"verdict": "learned a little", "state": "even", "reason": "answers are better, but no lower loss is shown"}
-    gain = min(_possible(found, worse=False), 100 - metric["before"])
-    if metric["before"] >= 100 and metric["after"] >= 100 and enough:
-        return out | {"verdict": "not learned", "state": "even", "reason": "the answers were right before"}
-    if enough and (gain <= margin.points or -low <= ROUNDING):
-        reason = "the loss fell, but answers are not better" if fell else "no difference is shown"
-        return out | {"verdict": "not learned", "state": "even", "reason": reason}
-    width = metric["interval"][1] - metric["change"]
-    room = max(abs(metric["change"]), margin.points)
-    needed = max(n + 1, FEWEST, math.ceil(n * (width / room) ** 2), 0 if metric["change"] else _fewest(margin.points))
-    loss_too = "the loss fell; " if fell else ""
-    reason = f"{loss_too}a rise of up to {gain:.{_digits(gain)}f} points is possible; about {needed:,} held-out rows would tell"
-    return out | {"verdict": f"cannot tell (n = {n})", "state": "even", "rows_needed": needed, "reason": reason}
-
-
-def _possible(found: Mapping[str, Any], *, worse: bool) -> float:
-    """Largest drop, or rise, of the metric that the rows do not exclude, in points: of the interval, and of what few rows miss."""
-    n, (low, high) = found["n"], found["metric"]["interval"]
-    bound = -low if worse else high
-    if found["flips"]:
-        turned, back = (found["flips"][key] for key in (("lost", "gained") if worse else ("gained", "lost")))
-        bound = max(bound, 100 * (most_share(turned, n) - back / n))
-    elif found["metric"]["name"] != TOKEN_ACCURACY or n < LEAST:
-        bound = max(bound, 100 * most_share(0, n))
-    return float(min(100.0, max(0.0, bound)))
-
-
-def _rows_needed(found: Mapping[str, Any], possible: Mapping[str, float], margin: Margin) -> int:
-    """Held-out rows that would tell, if further rows are as these: where the interval's half excludes the margin, or no harm."""
-    n = found["n"]
-    tokens = found["metric"]["name"] == TOKEN_ACCURACY
-    needed = max(n + 1, FEWEST if tokens else _fewest(margin.points))
-    # where no answer turned, the bound shrinks with n, as `_fewest` has it; an interval with a width shrinks with its root
-    points = possible["points"] if found["flips"] and found["flips"]["lost"] else -found["metric"]["interval"][0]
-    harms = ((-found["metric"]["change"], points, margin.points), (found["loss"]["change"], possible["nats"], margin.nats))
-    for harm, most, allowed in harms:
-        if most > allowed and math.isfinite(most):
-            room = max(allowed - harm, harm, allowed / 100)  # to the margin, or to none: the nearer end needs more rows
-            needed = max(needed, math.ceil(n * ((most - harm) / room) ** 2))
-    return needed
-
-
-def _fewest(points: float) -> int:
-    """Rows of which none must turn wrong to exclude a drop of so many points."""
-    return max(FEWEST, math.ceil(math.log(0.025) / math.log1p(-min(points, 99.9) / 100) - 1e-9))
-
-
-def _digits(points: float) -> int:
-    return 0 if points >= 1 else 1
-
-
-def energy_of(part: Mapping[str, Any]) -> dict[str, Any] | None:
+def energy_of(part: Mapping[str, Any]) -> Energy | None:
     """Return how much of its energy the protected subspace of something holds; None for what an earlier version kept."""
     layers = part.get("layers")
     if not layers:
         return None
     worst = min(layers, key=lambda layer: layers[layer]["retained_energy"])
     asked = part["rule"]["energy"]
-    return {
-        "asked": asked,
-        "mean": mean(layer["retained_energy"] for layer in layers.values()),
-        "least": layers[worst]["retained_energy"],
-        "layer": worst,
-        "below": sum(layer["retained_energy"] < asked - 1e-9 for layer in layers.values()),
-        "layers": len(layers),
-        "at_most": part["rule"]["at_most"],
-        "directions": mean(layer["k"] for layer in layers.values()),
-        "cut": part.get("cut", 0),
-    }
-
-
-def _capacity(file: Path) -> dict[str, Any] | None:
-    """How many directions are protected; None of methods without cores, and of what an earlier version left."""
-    return dict(loads(file.read_text())) if file.is_file() else None
+    return Energy(
+        asked=asked,
+        mean=mean(layer["retained_energy"] for layer in layers.values()),
+        least=layers[worst]["retained_energy"],
+        layer=worst,
+        below=sum(layer["retained_energy"] < asked - 1e-9 for layer in layers.values()),
+        layers=len(layers),
+        at_most=part["rule"]["at_most"],
+        directions=mean(layer["k"] for layer in layers.values()),
+        cut=part.get("cut", 0),
+    )
 
 
 def rank_of(adapter: Path) -> int:
@@ -275,67 +224,94 @@ def serving(adapter: Path, request: SkillRequest) -> str:
         return str(error)
 
 
-def title_of(part: Mapping[str, Any]) -> str:
-    """Return what the skill, or something that is kept, is called; files and keys have its name."""
-    return str(part.get("title") or part["name"])
-
-
-def sentences(found: Mapping[str, Any]) -> list[str]:
+def sentences(found: Verdict) -> list[str]:
     """Return the verdict in words: the skill, what was kept, the protection, and warnings."""
-    skill, protection = found["skill"], found["protection"]
-    titles = {kept["name"]: title_of(kept) for kept in found["kept"]}
-    said = [f"{title_of(found)}: {_learned(skill)}"]
-    said += [f"{title_of(kept)}: {_kept(kept)}" for kept in found["kept"]]
-    if twin := found["unprotected"]:
-        said.append(_unprotected(title_of(found), twin["skill"]))
-        said += [_unprotected(titles[name], now) for name, now in twin["kept"].items()]
-    if protection["exact"]:
-        rho, tolerance = protection["rho"], protection["tolerance"]
-        said.append(f"protected directions: {rho:.1e} of the change lies on them, no more than rounding explains ({tolerance:.0e})")
-    elif protection["rho"] is not None:
-        share, unaligned = 100 * protection["rho"], 100 * protection["chance"]
-        said.append(
-            f"{protection['method']} keeps no directions exactly: {share:.0f} % of the change lies on those of what was to be kept "
-            f"({unaligned:.0f} % of a change that ignores them)"
-        )
-    if memory := protection.get("memory"):
-        held = f"{100 * memory['energy']:.0f} % of what the kept answers depend on"
-        said.append(f"protected directions: {memory['directions']:.0f} for each layer input, which hold {held}")
-    if capacity := protection.get("capacity"):
-        said.append(_room(capacity))
-    if cut := found.get("cut"):
+    lines = [f"{found.title}: {_learned(found.skill)}", *(f"{kept.title}: {_kept(kept)}" for kept in found.kept)]
+    if twin := found.unprotected:
+        titles = {kept.name: kept.title for kept in found.kept}
+        lines.append(_unprotected(found.title, twin.skill))
+        lines += [_unprotected(titles[name], now) for name, now in twin.kept.items()]
+    lines += _protected(found.protection)
+    if found.budget is not None:
+        lines += _budgeted(found, found.budget)
+    if found.cut:
         rest = "are longer than max_tokens, and are learned without the tokens after the prompt's head that do not fit"
-        said.append(f"{title_of(found)}: {cut:,} examples {rest}")
-    for kept in found["kept"]:
-        own = kept.get("own")
+        lines.append(f"{found.title}: {found.cut:,} examples {rest}")
+    for kept in found.kept:
+        own = kept.own
         if own and (own["repeated"] or own["unfinished"] or own["degenerate"]):
-            said.append(
-                f"{title_of(kept)}: of {own['texts']:,} texts of the model's own, {own['repeated']:,} are repeated, "
+            lines.append(
+                f"{kept.title}: of {own['texts']:,} texts of the model's own, {own['repeated']:,} are repeated, "
                 f"{own['unfinished']:,} were not finished, and {own['degenerate']:,} are one token again and again"
             )
-    for rows in found.get("rows", ()):
-        said += _counted(rows)
-    for kept in found["kept"]:
-        energy = kept["energy"]
-        if energy and energy.get("cut"):
-            said.append(
-                f"warning: to leave room, {energy['cut']} of {energy['layers']} layer inputs gave up directions of "
-                f"{title_of(kept)}; they hold {100 * energy['mean']:.0f} % of its energy "
-                f"(least: {100 * energy['least']:.0f} %; asked: "
-                f"{100 * energy['asked']:.0f} %), and what lies outside is not protected"
-            )
-        elif energy and energy["below"]:
-            said.append(
-                f"warning: {energy['at_most']} directions hold less than the {100 * energy['asked']:.0f} % of energy asked for at "
-                f"{energy['below']} of {energy['layers']} layer inputs of {title_of(kept)} (least: {100 * energy['least']:.0f} %); "
-                "--set at_most=N --set wide=N raises the limit and leaves room for fewer skills"
-            )
-    return said
+    for rows in found.rows:
+        lines += _counted(rows)
+    return lines + [warning for kept in found.kept if (warning := _warning(kept))]
+
+
+def _protected(protection: Protection) -> list[str]:
+    """How much of the change lies on protected directions, how many these are, and the room that is left."""
+    lines = []
+    if protection.exact:
+        on_them = f"{protection.rho:.1e} of the change lies on them"
+        lines.append(f"protected directions: {on_them}, no more than rounding explains ({protection.tolerance:.0e})")
+    elif protection.rho is not None:
+        share, unaligned = 100 * protection.rho, 100 * (protection.chance or 0.0)
+        lines.append(
+            f"{protection.method} keeps no directions exactly: {share:.0f} % of the change lies on those of what was to be kept "
+            f"({unaligned:.0f} % of a change that ignores them)"
+        )
+    if memory := protection.memory:
+        held = f"{100 * memory['energy']:.0f} % of what the kept answers depend on"
+        lines.append(f"protected directions: {memory['directions']:.0f} for each layer input, which hold {held}")
+    if protection.capacity:
+        lines.append(_room(protection.capacity))
+    return lines
+
+
+def _warning(kept: Kept) -> str | None:
+    """Say of something that is kept how much of it is not protected, if less is than was asked for."""
+    energy = kept.energy
+    if energy and energy.cut:
+        return (
+            f"warning: to leave room, {energy.cut} of {energy.layers} layer inputs gave up directions of "
+            f"{kept.title}; they hold {100 * energy.mean:.0f} % of its energy (least: {100 * energy.least:.0f} %; asked: "
+            f"{100 * energy.asked:.0f} %), and what lies outside is not protected"
+        )
+    if energy and energy.below:
+        return (
+            f"warning: {energy.at_most} directions hold less than the {100 * energy.asked:.0f} % of energy asked for at "
+            f"{energy.below} of {energy.layers} layer inputs of {kept.title} (least: {100 * energy.least:.0f} %); "
+            "--set at_most=N --set wide=N raises the limit and leaves room for fewer skills"
+        )
+    return None
+
+
+def _budgeted(found: Verdict, budget: Mapping[str, Any]) -> list[str]:
+    """Say what scale the budget has come to, what it holds on rows that did not choose it, and what was given up for it."""
+    scale, whole, skill, titles = (
+        budget["scale"],
+        budget["tried"][0]["kept"],
+        budget["skill"],
+        {k.name: k.title for k in found.kept},
+    )
+    if scale == 0:
+        return [f"budget {budget['allowed']:g}: no part of the change keeps within it, so the adapter changes nothing; allow more"]
+    lines = []
+    for name, part in budget["kept"].items():
+        rise = f"loss {part['mean']:+.3f}, at most {part['most']:+.3f} on {part['n']} held-out rows that did not choose it"
+        full = f"; unscaled {whole[name]['mean']:+.3f} on those that did" if scale != 1 else ""
+        lines.append(f"{titles[name]}: scale {scale:g} for a budget of {budget['allowed']:g}: {rise}{full}")
+    if scale != 1:
+        full, now = skill["trained"], skill["scaled"]
+        tokens = f"{100 * now[TOKEN_ACCURACY]:.1f} instead of {100 * full[TOKEN_ACCURACY]:.1f} % of its tokens right"
+        lines.append(f"{found.title}: given up for the budget: loss {now[LOSS]:.3f} instead of {full[LOSS]:.3f}, {tokens}")
+    return lines
 
 
 def _counted(rows: Mapping[str, Any]) -> list[str]:
     """What is to be said of the rows of one source, each only where there are any."""
-    name, kept, said = title_of(rows), rows["use"] in ("kept", "measured"), []
+    name, kept, said = rows.get("title") or rows["name"], rows["use"] in ("kept", "measured"), []
     if rows["use"] == "tested" and rows["repeated"]:
         said.append(f"{rows['repeated']:,} of {rows['read']:,} rows of the test file repeat another")
     elif rows["use"] != "tested" and rows["source"] != SELF and rows["together"]:  # of its own texts the sentence above tells
@@ -369,32 +345,29 @@ def _room(capacity: Mapping[str, Any]) -> str:
     return said + f"half stay free to learn in, so the next skill cuts what is kept to the {capacity['limit']} that hold most of it"
 
 
-def _learned(skill: Mapping[str, Any]) -> str:
-    return f"{_reasoned(skill)}: {_metric(skill['metric'])}, {_loss(skill['loss'])} on {skill['n']} held-out examples"
+def _learned(skill: Judged) -> str:
+    return f"{_reasoned(skill)}: {_metric(skill.metric)}, {_loss(skill.loss)} on {skill.n} held-out examples"
 
 
-def _reasoned(judged: Mapping[str, Any]) -> str:
+def _reasoned(judged: Judged) -> str:
     """The verdict with its reason, if there is one to give."""
-    reason = judged.get("reason")
-    return f"{judged['verdict']}{':' if judged['state'] != 'good' else ','} {reason}" if reason else str(judged["verdict"])
+    return f"{judged.verdict}{':' if judged.state != 'good' else ','} {judged.reason}" if judged.reason else judged.verdict
 
 
-def _kept(kept: Mapping[str, Any]) -> str:
-    flips = kept["flips"]
-    moved = f"; {flips['lost']} answers turned wrong, {flips['gained']} right" if flips else ""
-    return f"{_reasoned(kept)}: {_loss(kept['loss'])}, {_metric(kept['metric'])} on {kept['n']} held-out examples{moved}"
+def _kept(kept: Kept) -> str:
+    flips = kept.flips
+    moved = f"; {flips.lost} answers turned wrong, {flips.gained} right" if flips else ""
+    return f"{_reasoned(kept)}: {_loss(kept.loss)}, {_metric(kept.metric)} on {kept.n} held-out examples{moved}"
 
 
-def _unprotected(name: str, now: Mapping[str, Any]) -> str:
-    return f"{name}, unprotected twin: {_loss(now['loss'])}, {_metric(now['metric'])}"
+def _unprotected(name: str, now: Comparison) -> str:
+    return f"{name}, unprotected twin: {_loss(now.loss)}, {_metric(now.metric)}"
 
 
-def _metric(metric: Mapping[str, Any]) -> str:
-    return f"{metric['name'].replace('_', ' ')} {metric['before']:.1f} -> {metric['after']:.1f} %"
+def _metric(metric: Change) -> str:
+    return f"{metric.name.replace('_', ' ')} {metric.before:.1f} -> {metric.after:.1f} %"
 
 
-def _loss(loss: Mapping[str, Any]) -> str:
-    low, high = loss["interval"]
-    return (
-        f"loss {loss['before']:.3f} -> {loss['after']:.3f} (change {loss['change']:+.3f}, 95 % interval {low:+.3f} to {high:+.3f})"
-    )
+def _loss(loss: Change) -> str:
+    low, high = loss.interval
+    return f"loss {loss.before:.3f} -> {loss.after:.3f} (change {loss.change:+.3f}, 95 % interval {low:+.3f} to {high:+.3f})"

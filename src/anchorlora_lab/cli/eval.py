@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.console import err, fitted, out
+from anchorlora.cli.console import err, example, fitted, out
 from anchorlora.cli.options import ReadsRows
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import Failed, InvalidValue
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WORST = 5  # parts, and prompts, that are listed
 
 
-@click.command("eval", cls=ReadsRows)
+@click.command("eval", cls=ReadsRows, epilog=example("anchorlora eval runs/new --prompts questions.jsonl"))
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--model", help="The base model.  [default: what the run or the adapter names]")
 @click.option("--trust-remote-code", metavar="COMMIT", help="Run the model's own code, as of this commit.  [default: run none]")

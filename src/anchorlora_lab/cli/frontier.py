@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import out
+from anchorlora.cli.console import example, out
 
 
 def names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
@@ -14,12 +14,15 @@ def names(ctx: click.Context, param: click.Parameter, value: str | None) -> list
     return [name.strip() for name in (value or "").split(",") if name.strip()]
 
 
-@click.command(short_help="Measure methods by their curves of learning and keeping.")
+@click.command(
+    short_help="Measure methods by their curves of learning and keeping.",
+    epilog=example("anchorlora frontier Qwen/Qwen3-0.6B --data skills --out runs/frontier"),
+)
 @click.argument("model")
 @click.option("--out", "to", type=click.Path(path_type=Path), required=True, help="The folder of records; the same one goes on.")
 @click.option(
     "--data",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=click.Path(path_type=Path),
     envvar="ANCHORLORA_DATA",
     required=True,
     help="The folder that holds standard_cl and cl_benchmark.",
@@ -38,12 +41,15 @@ def frontier(
     with what is left, and several processes can share the folder. frontier.md and frontier.svg beside it hold the table and the
     picture.
     """
+    from anchorlora.errors import InvalidValue
     from anchorlora_lab.frontier.bench import bench, folder_of, read_records
     from anchorlora_lab.frontier.picture import picture
     from anchorlora_lab.frontier.tables import frontier_tables
     from anchorlora_lab.report.figures.style import as_bytes
     from anchorlora_lab.report.writers import markdown, text
 
+    if not (data / "standard_cl").is_dir():
+        raise InvalidValue(f"--data {data} has no folder standard_cl; give the folder that holds standard_cl and cl_benchmark")
     made = bench(model, to, data, rows=rows, skill_names=skills, seeds=[int(seed) for seed in seeds], most=most, say=out.print)
     folder = folder_of(to, model)
     records = read_records(folder)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import out
+from anchorlora.cli.console import example, out
 from anchorlora.cli.dry_run import expected, flops_option
 from anchorlora.cli.options import Conduct, conduct_options, recipe_argument, recipe_options, resolved, seeds
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora_lab.cli.engines import EngineOptions, engine_options
 
 
-@click.command()
+@click.command(epilog=example("anchorlora grid mini --methods seq-lora,sfor --out runs/grid"))
 @recipe_argument
 @click.option("--methods", required=True, help="Comma-separated methods, or all.")
 @click.option(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import out, titled
+from anchorlora.cli.console import example, out, titled
 
 
-@click.command()
+@click.command(epilog=example("anchorlora report runs/grid --out runs/report"))
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for the report.")
 @click.option("--printed/--no-printed", default=True, help="Show the paper's values next to ours, where they are comparable.")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import out
+from anchorlora.cli.console import example, out
 from anchorlora.cli.options import Conduct, conduct_options, methods_beginning, recipe_argument, recipe_options, resolved
 from anchorlora.errors import Failed, InvalidValue
 from anchorlora_lab.cli.engines import EngineOptions, engine_options
 
 
-@click.command()
+@click.command(epilog=example("anchorlora select mini --method o-lora --out runs/selected"))
 @recipe_argument
 @click.option("--method", required=True, shell_complete=methods_beginning, help="A tunable method; an unknown name lists them.")
 @click.option("--order", default="order1", show_default=True, help="The task order on which candidates are compared.")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import out, print_json
+from anchorlora.cli.console import example, out, print_json
 
 
-@click.command(short_help="Show which runs are done, running, failed, or left.")
+@click.command(short_help="Show which runs are done, running, failed, or left.", epilog=example("anchorlora status runs/grid"))
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(folder: Path, as_json: bool) -> None:

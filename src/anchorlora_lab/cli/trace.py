@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import out
+from anchorlora.cli.console import example, out
 from anchorlora.cli.options import Conduct, conduct_options, recipe_argument, recipe_options, resolved, seeds
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
 from anchorlora_lab.cli.engines import EngineOptions, engine_options
 
 
-@click.command()
+@click.command(epilog=example("anchorlora trace mini --method seq-lora,sfor --out runs/trace"))
 @recipe_argument
 @click.option("--method", "methods", help="Comma-separated methods.  [default: the paper's eight]")
 @click.option(

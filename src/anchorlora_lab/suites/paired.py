@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 
 from anchorlora.errors import InvalidValue
+from anchorlora.scores import Paired
 from anchorlora_lab.suites.evaluation import Change, Flips, Measured, MetricChange, Score, TaskChange
 
 SAYS_FRACTION = {"acc", "accuracy", "em", "exact", "f1", "match"}  # words in the names of metrics that are fractions
@@ -67,9 +69,11 @@ def _percent(score: Score) -> Score:
     return Score(score=100 * score.score, stderr=None if score.stderr is None else 100 * score.stderr)
 
 
-def _pairs(metric: str, base: Measured, after: Measured) -> list[list[tuple[float, float]]] | None:
+def _pairs(metric: str, base: Measured, after: Measured) -> Paired | None:
     """The values of each task's questions, before and after; None if a task has none or other questions."""
-    pairs = []
+    before: list[float] = []
+    now: list[float] = []
+    tasks: list[str] = []
     for task in after.values:
         old, new = base.values.get(task, {}).get(metric), after.values[task].get(metric)
         if old is None and new is None:
@@ -79,32 +83,31 @@ def _pairs(metric: str, base: Measured, after: Measured) -> list[list[tuple[floa
         both = [(a, b) for a, b in zip(old, new, strict=True) if a is not None and b is not None]
         if not both:
             return None
-        pairs.append(both)
-    return pairs or None
+        before += [a for a, _ in both]
+        now += [b for _, b in both]
+        tasks += [task] * len(both)
+    return Paired(before, now, tasks) if tasks else None
 
 
 def _paired_error(metric: str, base: Measured, after: Measured) -> float | None:
     """In percentage points; None where the scores are no means of the values, or a task has one question."""
     pairs = _pairs(metric, base, after)
-    if pairs is None or min(map(len, pairs)) < 2:
+    sizes = Counter(pairs.tasks or ()) if pairs is not None else Counter()
+    if pairs is None or min(sizes.values()) < 2:
         return None
-    count = sum(map(len, pairs))
-    for weights in ([len(each) / count for each in pairs], [1 / len(pairs)] * len(pairs)):
-        if _are_means(metric, base, pairs, weights, 0) and _are_means(metric, after, pairs, weights, 1):
-            variances = [statistics.variance([b - a for a, b in each]) / len(each) for each in pairs]
-            return 100 * math.sqrt(sum(w**2 * v for w, v in zip(weights, variances, strict=True)))
+    for weights in ({task: size / pairs.n for task, size in sizes.items()}, dict.fromkeys(sizes, 1 / len(sizes))):
+        sides = ((base, pairs.before), (after, pairs.after))
+        if all(_is_mean(measured.metrics[metric].score, pairs.by_task(values), weights) for measured, values in sides):
+            return 100 * pairs.standard_error(weights)
     return None
 
 
-def _are_means(
-    metric: str, measured: Measured, pairs: Sequence[Sequence[tuple[float, float]]], weights: Sequence[float], side: int
-) -> bool:
-    mean = sum(w * statistics.fmean(pair[side] for pair in each) for w, each in zip(weights, pairs, strict=True))
-    return math.isclose(mean, measured.metrics[metric].score, abs_tol=ROUNDING)
+def _is_mean(score: float, values: Mapping[Hashable, Sequence[float]], weights: Mapping[Hashable, float]) -> bool:
+    mean = sum(weights[task] * statistics.fmean(part) for task, part in values.items())
+    return math.isclose(mean, score, abs_tol=ROUNDING)
 
 
 def _flips(metric: str, base: Measured, after: Measured) -> Flips | None:
-    pairs = [pair for each in _pairs(metric, base, after) or () for pair in each]
-    if not pairs or not {value for pair in pairs for value in pair} <= {0.0, 1.0}:
-        return None
-    return Flips(right_to_wrong=pairs.count((1.0, 0.0)), wrong_to_right=pairs.count((0.0, 1.0)))
+    pairs = _pairs(metric, base, after)
+    turned = pairs.flips if pairs is not None else None
+    return None if turned is None else Flips(right_to_wrong=len(turned.lost), wrong_to_right=len(turned.gained))

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from anchorlora.continual.evaluate import predict
+from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import Encoded, Encoder, Example, Task, normalize, read_questions
 from anchorlora.data.rendering import Turn, without_lead
 from anchorlora.data.text import shortened, turn_of
 from anchorlora.models.load import ends_of
 from anchorlora.paths import expanded
+from anchorlora.scores import Paired
 from anchorlora_lab.suites.evaluation import PROMPTS, Flip, FlippedPrompts, Measured, Score
 from anchorlora_lab.suites.progress import EvalProgress
 from anchorlora_lab.suites.questions import Questions
@@ -65,16 +66,8 @@ class OwnPrompts:
         """Return the share of right answers of a model, and its answers."""
         encoded, most = self._encoded(model, tokenizer, questions)
         watch.begins(len(encoded))
-        answers = predict(
-            model,
-            tokenizer,
-            ASKED,
-            encoded,
-            max_new_tokens=most,
-            batch=questions.batch,
-            device=model.device,
-            watch=lambda texts: watch.advance(len(texts)),
-        )
+        scorer = Scorer(model, tokenizer, max_new_tokens=most, batch=questions.batch, device=model.device)
+        answers = scorer.score(ASKED, encoded, watch=lambda texts: watch.advance(len(texts)))
         texts = [without_lead(answer.text, e.example.lead) for answer, e in zip(answers, encoded, strict=True)]
         right = [float(is_right(text, each.label)) for text, each in zip(texts, self.questions, strict=True)]
         error = statistics.stdev(right) / len(right) ** 0.5 if len(right) > 1 else None
@@ -89,12 +82,16 @@ class OwnPrompts:
 
     def flipped(self, base: Measured, after: Measured) -> FlippedPrompts:
         """Return the prompts whose answers changed between right and wrong."""
-        directions: dict[tuple[float | None, float | None], list[Flip]] = {(1.0, 0.0): [], (0.0, 1.0): []}
-        values = zip(base.values[self.name][METRIC], after.values[self.name][METRIC], strict=True)
-        for each, pair, old, new in zip(self.questions, values, base.texts, after.texts, strict=True):
-            if pair in directions:
-                directions[pair].append(Flip(place=each.place, prompt=_text(each), answer=each.label, base=old, after=new))
-        return FlippedPrompts(right_to_wrong=directions[1.0, 0.0], wrong_to_right=directions[0.0, 1.0])
+        values = ([v for v in side.values[self.name][METRIC] if v is not None] for side in (base, after))
+        flips = Paired(*values).flips
+        assert flips is not None
+
+        def prompt_of(i: int) -> Flip:
+            question = self.questions[i]
+            answers = {"base": base.texts[i], "after": after.texts[i]}
+            return Flip(place=question.place, prompt=_text(question), answer=question.label, **answers)
+
+        return FlippedPrompts(right_to_wrong=[*map(prompt_of, flips.lost)], wrong_to_right=[*map(prompt_of, flips.gained)])
 
     def _encoded(self, model: Any, tokenizer: Any, questions: Questions) -> tuple[list[Encoded], int]:
         """The prompts as tokens, those that are too long cut after their head, and the longest answer."""

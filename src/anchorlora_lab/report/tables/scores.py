@@ -11,7 +11,7 @@ from anchorlora.methods import METHODS
 from anchorlora.methods.entry import GROUPS, OUTSIDE
 from anchorlora.pages.labels import order_label, paper_order
 from anchorlora.pages.table import Better, Column, Table
-from anchorlora.scores import mean_interval, paired_interval
+from anchorlora.scores import Paired, mean_interval
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.published import MISTRAL, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
 from anchorlora_lab.report.records import Run, by_method, mean_of
@@ -120,7 +120,7 @@ def interval_over_examples(
     if not ours or theirs is None or (theirs and theirs.keys() != ours.keys()):
         return None
     before = [theirs.get(place, 0.0) for place in ours]
-    return paired_interval(before, list(ours.values()), tasks=[task for task, _ in ours], level=level)
+    return Paired(before, list(ours.values()), tasks=[task for task, _ in ours]).interval(level=level)
 
 
 def by_example(runs: Sequence[Run], name: str) -> dict[tuple[str, int], float] | None:

@@ -15,7 +15,7 @@ from anchorlora.errors import InvalidType
 from anchorlora.geometry import Subspace
 
 
-class Session:
+class CallbackBase:
     """Base of the callbacks: make the anchor when training begins, protect, and release everything at the end: `cores` (d_in, k).
 
     After training, `anchor` is there for `measure(callback.anchor)`.

@@ -1,0 +1,180 @@
+"""`anchorlora ask`: one question to a model with its adapter, answered as a server would, token by token."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from anchorlora.cli.console import err, example
+from anchorlora.errors import InvalidValue
+from anchorlora.store.json import loads
+from anchorlora.text import shown
+
+if TYPE_CHECKING:
+    from anchorlora.config import BaseModelSettings
+    from anchorlora.models.load import LoadedModel
+    from anchorlora.store.artifact import Artifact
+
+STDIN = "-"
+Form = Literal["chat", "instruction", "plain"]
+
+
+@click.command(epilog=example('anchorlora ask runs/new "Where is my order?" --without'))
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("prompt")
+@click.option("--without", is_flag=True, help="Also print the answer without the adapter.")
+@click.option("--system", metavar="TEXT", help="A system message before the prompt.  [default: none]")
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), metavar="N", default=256, show_default=True, help="Longest answer, in tokens."
+)
+@click.option(
+    "--chat/--plain",
+    default=None,
+    help="Render the prompt with the chat template, or give it as it stands.  "
+    "[default: as RUN's examples are; else a chat, if there is a template]",
+)
+@click.option("--model", help="The base model.  [default: what the run or the adapter names]")
+@click.option("--trust-remote-code", metavar="COMMIT", help="Run the model's own code, as of this commit.  [default: run none]")
+def ask(
+    folder: Path,
+    prompt: str,
+    without: bool,
+    system: str | None,
+    max_new_tokens: int,
+    chat: bool | None,
+    model: str | None,
+    trust_remote_code: str | None,
+) -> None:
+    """Answer PROMPT with an adapter, by greedy decoding.
+
+    RUN is a run directory, one of its tasks, any PEFT adapter, or a merged export. PROMPT is a text, or - to read it from stdin.
+    The answer streams to stdout and ends where a server would stop.
+    """
+    from transformers.utils import logging
+
+    from anchorlora import embedded
+    from anchorlora.adapters import attach
+    from anchorlora.adapters.files import read_adapter
+    from anchorlora.models.load import load_base_model, template_note, tokenizer_of
+    from anchorlora.models.trust import asked_for
+    from anchorlora.store.artifact import artifact_in
+
+    text = _prompt_text(prompt)
+    artifact = artifact_in(folder)
+    adapter = None if artifact.kind == "model" else artifact.adapter
+    if adapter is None and without:
+        raise InvalidValue(f"--without leaves out the adapter, and {folder} holds a model's full weights; leave out --without")
+    settings = asked_for(artifact.base_model(model), trust_remote_code, where=artifact.named_in(model))
+    if settings.model is None:
+        raise InvalidValue(f"{artifact.named_in(model)} names no base model; give it with --model")
+    if adapter is not None:
+        read_adapter(adapter)
+    base = embedded.folder(settings.model, "base_model")
+    tokenizer = tokenizer_of(settings, folder=base, adapter=adapter)
+    ids = _prompt_ids(text, system, _form(artifact, tokenizer, chat=chat), tokenizer)
+    longest = _room(len(ids), max_new_tokens, settings, base)
+    note = template_note(settings, tokenizer, adapter, folder=base)
+    if note:
+        err.print(note)
+    logging.disable_progress_bar()
+    err.print(f"loading {settings.model} ...")
+    loaded = load_base_model(settings, folder=base, adapter=adapter)
+    if adapter is None:
+        _answer(loaded, loaded.model, ids, longest=longest, asked=max_new_tokens)
+        return
+    adapted = attach(loaded.model, adapter)
+    if without:
+        print("with the adapter:", flush=True)
+    _answer(loaded, adapted, ids, longest=longest, asked=max_new_tokens)
+    if without:
+        print("\nwithout the adapter:", flush=True)
+        with adapted.disable_adapter():
+            _answer(loaded, adapted, ids, longest=longest, asked=max_new_tokens)
+
+
+def _answer(loaded: LoadedModel, adapted: Any, ids: list[int], *, longest: int, asked: int) -> None:
+    """Print the answer to a prompt as it is generated; one that has no end is said to be cut."""
+    from transformers import TextStreamer
+
+    from anchorlora.data.templates import stop_ids
+    from anchorlora.models.load import ends_of
+
+    class Printed(TextStreamer):
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            print(shown(text), end="\n" if stream_end else "", flush=True)
+
+    inputs = loaded.tokenizer.pad({"input_ids": [ids]}, return_tensors="pt").to(loaded.device)
+    streamer = Printed(loaded.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    tokens = adapted.generate(**inputs, max_new_tokens=longest, streamer=streamer)[0].tolist()
+    if tokens[-1] not in stop_ids(loaded.tokenizer, ends_of(loaded.model)):
+        err.print(f"(cut after {longest} tokens{'; --max-new-tokens N allows more' if longest == asked else ''})")
+
+
+def _prompt_text(prompt: str) -> str:
+    """The prompt; one from stdin loses the line break at its end."""
+    from anchorlora.data.samples import is_unicode
+
+    text = sys.stdin.read().removesuffix("\n") if prompt == STDIN else prompt
+    if not text.strip():
+        raise InvalidValue("the prompt is empty; give a text, or - and the text on stdin")
+    if not is_unicode(text):
+        raise InvalidValue("the prompt holds bytes that are not UTF-8; give Unicode text")
+    return text
+
+
+def _form(artifact: Artifact, tokenizer: Any, *, chat: bool | None) -> Form:
+    """How a prompt is given to the model: as asked for, or as the examples of a run are, or as a chat if there is a template."""
+    if chat and not tokenizer.chat_template:
+        raise InvalidValue("--chat needs a chat template, and the tokenizer has none; give the prompt as it stands with --plain")
+    if chat is not None:
+        return "chat" if chat else "plain"
+    form = _form_of_examples(artifact) or "chat"
+    if tokenizer.chat_template:
+        return "plain" if form == "plain" else "chat"
+    return "instruction" if form == "instruction" else "plain"
+
+
+def _form_of_examples(artifact: Artifact) -> Form | None:
+    """The form of a run's examples; None where nothing says so. A skill has left some, which count before its data."""
+    from anchorlora.data import samples_of
+    from anchorlora.data.sources import source_of
+
+    if artifact.run is None or artifact.config is None or artifact.task is None:
+        return None
+    left = artifact.run.skill / "after/probes" / f"{artifact.task}.jsonl"
+    if left.is_file():
+        line = left.read_text(encoding="utf-8").partition("\n")[0]
+        (sample,) = samples_of([(f"{left}, line 1", loads(line))], source=str(left))
+        return "plain" if isinstance(sample.content, str) else "chat" if sample.plain is None else "instruction"
+    try:
+        example = next(iter(source_of(artifact.config.recipe.tasks).examples(artifact.task, "test")))
+    except (OSError, InvalidValue):  # the run's data is elsewhere now
+        return None
+    return "chat" if example.messages else "plain"
+
+
+def _prompt_ids(text: str, system: str | None, form: Form, tokenizer: Any) -> list[int]:
+    """The tokens that a server would give the model."""
+    from anchorlora.data import Encoder, chat_ids
+    from anchorlora.data.forms.pairs import WITHOUT_INPUT
+
+    if form == "chat":
+        before = [] if system is None else [{"role": "system", "content": system}]
+        return chat_ids("the prompt", [*before, {"role": "user", "content": text}], tokenizer, answering=True)
+    if system is not None:
+        raise InvalidValue("--system needs a chat, and this prompt is given as it stands; write it into the prompt, or add --chat")
+    text = WITHOUT_INPUT.format(instruction=text) if form == "instruction" else text
+    return list(Encoder(tokenizer, max_tokens=sys.maxsize).prompt(text))
+
+
+def _room(prompt: int, asked: int, settings: BaseModelSettings, base: Path | None) -> int:
+    """How many tokens an answer may have: as many as asked for, within what the model can read."""
+    from anchorlora.models.load import empty_model
+
+    width = getattr(empty_model(settings, folder=base).config.get_text_config(), "max_position_embeddings", None)
+    if width and prompt >= width:
+        raise InvalidValue(f"the prompt takes {prompt} tokens, and {settings.model} reads at most {width}; shorten it")
+    return min(asked, width - prompt) if width else asked

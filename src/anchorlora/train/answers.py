@@ -1,0 +1,69 @@
+"""Answers before and after a skill, of the first held-out examples, from what its directory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anchorlora.data import Example, TextFiles
+from anchorlora.store.predictions import read_predictions
+from anchorlora.store.run_folder import SKILL, RunFolder
+from anchorlora.train.stages import probes_in, scores_in
+
+OF_SKILL, OF_KEPT = 5, 1  # examples that are shown
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One held-out example: what was asked, what the model answered before and after, and the right answer."""
+
+    prompt: str
+    before: str
+    after: str
+    right: str
+    scores: tuple[float, float]  # of the two answers by the primary metric, from 0 to 1
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers to the examples of the skill, or of something that is kept."""
+
+    name: str
+    shown: tuple[Answer, ...]  # the first examples
+    examples: int  # of which answers were generated
+    changed: int  # of them, whose answer is another now
+
+
+def answers_of(out: Path, found: Mapping[str, Any]) -> list[Answers]:
+    """Return answers of a skill and of each kept thing of its verdict; plain text has none."""
+    folder, name = out / SKILL, found["name"]
+    then, now = scores_in(folder, "before"), scores_in(folder, "after")
+    learned = [row.model_dump() for row in read_predictions(RunFolder(out).task(1, name).predictions)]
+    parts = [_answers(name, found.get("title") or name, probes_in(folder / "after", name), then[name], learned, OF_SKILL)]
+    for part in found["kept"]:
+        kept, title = part["name"], part.get("title") or part["name"]
+        parts.append(_answers(kept, title, probes_in(folder / "before", kept), then[kept], now[kept], OF_KEPT))
+    return [part for part in parts if part.shown]
+
+
+def _answers(name: str, title: str, files: TextFiles, before: Sequence[Any], after: Sequence[Any], most: int) -> Answers:
+    rows = list(zip(files.examples(name, "test", limit=most), before, after, strict=False))
+    shown = [_answer(example, was, now) for example, was, now in rows if example.messages or example.sentence]
+    changed = sum(was["text"].strip() != now["text"].strip() for was, now in zip(before, after, strict=True))
+    return Answers(title, tuple(shown), len(before), changed)
+
+
+def _answer(example: Example, before: Mapping[str, Any], after: Mapping[str, Any]) -> Answer:
+    scores = tuple(next(iter(row["metrics"].values())) for row in (before, after))
+    return Answer(_prompt(example), before["text"], after["text"], before["gold"], scores)
+
+
+def _prompt(example: Example) -> str:
+    """What was asked: one message by its words alone, and several with their roles."""
+    if not example.messages:
+        return example.sentence
+    if len(example.messages) == 1:
+        return str(example.messages[0].get("content") or "")
+    return "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in example.messages)

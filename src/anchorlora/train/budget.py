@@ -1,0 +1,143 @@
+"""The keep budget: the largest scale of what was learned at which the loss of kept text rises by no more than it may.
+
+    W + c dW, c = 1, 0.95, .. 0     the first c at which, for everything that is kept, the upper 95 % bound of the mean rise over
+                                    every second held-out row is within the budget; the other rows then say how it went
+
+The factors are scaled when the last step is done, before anything is made of them, so cores, scores and the adapter are of what
+is kept.  skill/budget.json has every scale that was tried.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from anchorlora.adapters import Anchor
+from anchorlora.constraints import Freeze
+from anchorlora.continual.callback import RunCallback
+from anchorlora.continual.data import longest_first
+from anchorlora.continual.evaluate import Scorer
+from anchorlora.data import LOSS, TOKEN_ACCURACY, EncodedExamples, Encoder, TextFiles
+from anchorlora.errors import InvalidValue
+from anchorlora.export.scale import scaled_change
+from anchorlora.geometry import Factors
+from anchorlora.methods import Method
+from anchorlora.methods.gated import GatedPerTask
+from anchorlora.methods.merged import MergedPerTask
+from anchorlora.models.load import ends_of
+from anchorlora.models.packing import unpackable
+from anchorlora.models.session import Session
+from anchorlora.scores import Paired
+from anchorlora.store.files import write_text
+from anchorlora.store.json import read_file
+from anchorlora.train.request import FRESH, SkillRequest, default_recipe
+from anchorlora.train.stages import Say, facts_in, probes_in, scores_in, skill_files
+
+BUDGET = "budget.json"  # in skill/
+STEPS = 20  # scales are tried from 1 down, by 1 / STEPS
+FEWEST = 12  # held-out rows, half of which choose: fewer than six have no interval
+BATCH = 16  # examples of a forward pass, or as many tokens
+
+
+def refuse_nonlinear(request: SkillRequest, method: Method) -> None:
+    """Refuse a budget for a method whose change is not linear in one factor, or is merged after it was scaled."""
+    frozen = any(isinstance(part, Freeze) for part in method.constraints)
+    both = method.plan.family == "shared" and request.adapter is not None and not frozen
+    if both or isinstance(method.plan, (GatedPerTask, MergedPerTask)):
+        why = "trains both factors of the old adapter" if both else "weighs or merges its blocks itself"
+        raise InvalidValue(f"--budget scales what is learned, and {method.name} {why}; use --method {FRESH}, or no --budget")
+
+
+def refuse_few(facts: Mapping[str, Any]) -> None:
+    """Refuse a budget that too few held-out rows would decide on."""
+    for part in facts["kept"]:
+        if part["probes"] < FEWEST:
+            raise InvalidValue(
+                f"--budget needs {FEWEST} held-out rows of everything that is kept, and {part['name']} has {part['probes']}; "
+                "keep more text of it, or leave --budget out"
+            )
+
+
+def budget_in(folder: Path) -> dict[str, Any] | None:
+    """Return what the budget has come to, or None if there was none."""
+    file = folder / BUDGET
+    return read_file(file, dict[str, Any], remedy="begin again with another --out") if file.is_file() else None
+
+
+class WithinBudget(RunCallback):
+    """Scale what one skill has learned until what is kept is within the budget."""
+
+    def __init__(self, session: Session, request: SkillRequest, folder: Path, say: Say) -> None:
+        self.session, self.request, self.folder, self.say = session, request, folder, say
+
+    def on_steps_end(self, number: int, anchor: Anchor) -> None:
+        """Find the scale, and leave the factors at it."""
+        assert self.request.budget is not None
+        self.say(f"looking for the scale at which the loss of what is kept rises by {self.request.budget:g} at most")
+        model: Any = anchor.model
+        training = model.training
+        tokenizer = self.session.tokenizer
+        encoder = Encoder(
+            tokenizer, max_tokens=default_recipe().changed(self.request.settings).training.max_tokens, ends=ends_of(model)
+        )
+        names = [part["name"] for part in facts_in(self.folder)["kept"]]
+        before = {name: [row["metrics"][LOSS] for row in scores_in(self.folder, "before")[name]] for name in names}
+        kept = {name: self._encoded(encoder, name, probes_in(self.folder / "before", name)) for name in names}
+        skill = self._encoded(encoder, self.request.name, skill_files(self.folder))
+        trained = {layer.name: layer.current.copy() for layer in anchor.layers}
+
+        packed = {name: unpackable(model, longest_first(e)) is None for name, e in (*kept.items(), (self.request.name, skill))}
+
+        def losses(name: str, examples: EncodedExamples) -> list[dict[str, float]]:
+            scorer = Scorer(model, tokenizer, 1, BATCH, self.session.loaded.device, packed=packed[name])
+            return scorer.losses(examples)
+
+        learned = {1.0: losses(self.request.name, skill)}
+        curve: list[dict[str, Any]] = []
+        for step in range(STEPS, -1, -1):
+            scale = step / STEPS
+            leave_at(anchor, trained, scale)
+            now = {name: [row[LOSS] for row in losses(name, examples)] for name, examples in kept.items()}
+            curve.append({"scale": scale, "kept": {name: rise(before[name][::2], now[name][::2]) for name in names}})
+            if all(found["most"] <= self.request.budget for found in curve[-1]["kept"].values()):
+                break
+        learned[scale] = losses(self.request.name, skill) if scale != 1 else learned[1.0]
+        model.train(training)
+        found = {
+            "allowed": self.request.budget,
+            "scale": scale,
+            "kept": {name: rise(before[name][1::2], now[name][1::2]) for name in names},
+            "skill": {
+                way: {key: mean(row[key] for row in rows) for key in (LOSS, TOKEN_ACCURACY)}
+                for way, rows in (("trained", learned[1.0]), ("scaled", learned[scale]))
+            },
+            "tried": curve,
+        }
+        write_text(self.folder / BUDGET, json.dumps(found, indent=1) + "\n")
+
+    @staticmethod
+    def _encoded(encoder: Encoder, name: str, files: TextFiles) -> EncodedExamples:
+        task = files.task(name)
+        return encoder.encode(task, files.examples(name, "test", limit=default_recipe().tasks.test_limit))
+
+
+def leave_at(anchor: Anchor, trained: Mapping[str, Factors], scale: float) -> None:
+    """Set the factors to the start of the task plus `scale` times what was learned."""
+    for layer in anchor.layers:
+        then = trained[layer.name]
+        start = layer.start if bool(layer.start.B.any()) else None
+        factors = scaled_change(then, start, scale) if scale != 1 else then
+        with torch.no_grad():
+            layer.factor("A").copy_(factors.A)
+            layer.factor("B").copy_(factors.B)
+
+
+def rise(before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
+    """Return the mean rise of a loss over the same rows, and its upper 95 % bound."""
+    pairs = Paired(before, after)
+    return {"n": pairs.n, "mean": mean(pairs.changes), "most": pairs.interval(level=0.9)[1]}

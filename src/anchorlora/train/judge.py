@@ -1,0 +1,224 @@
+"""Judge a skill and what was to be kept by the same examples before and after, with 95 % intervals over them.
+
+    worse        the interval of the loss lies above what rounding explains, or that of the answers below zero
+    kept         both intervals, and what so few rows can miss, exclude a harm larger than the margin
+    cannot tell  neither; the reason has the largest harm still possible, and how many rows would tell
+
+An event that none of n rows shows may still happen in 1 - 0.025^(1/n) of all, about 3.7/n: an interval of equal rows has no width,
+and three rows prove nothing. Answers that are right or wrong have Clopper and Pearson's bound of the share that turned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anchorlora.data import LOSS
+from anchorlora.data.metrics import TOKEN_ACCURACY
+from anchorlora.errors import InvalidValue
+from anchorlora.scores import Paired, most_share
+
+ROUNDING = 1e-3  # nats; a loss that changes by less has not changed
+LEAST = 6  # rows; fewer have no 95 % interval, since all their signs are equal by chance in more than 5 %
+FEWEST = 20  # rows without which nothing is called kept
+LITTLE = 50.0  # percent of answers right, below which a skill is learned a little
+LITTLE_TOKENS = 0.1  # share of the tokens that were wrong, the same where no answers are generated
+
+
+@dataclass(frozen=True)
+class Harm:
+    """A drop of answers, in points, and a rise of the loss per token, in nats."""
+
+    points: float
+    nats: float
+
+
+@dataclass(frozen=True)
+class Margin(Harm):
+    """The largest harm with which something counts as kept."""
+
+    points: float = 5.0
+    nats: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not (0 < self.points <= 100 and 0 < self.nats < math.inf):
+            raise InvalidValue(f"a margin is 0 to 100 points and some nats, both above 0, not {self.points:g} and {self.nats:g}")
+
+    def __str__(self) -> str:
+        return f"{self.points:g} points of answers and {self.nats:g} nats of loss"
+
+
+DEFAULT_MARGIN = Margin()
+
+
+@dataclass(frozen=True)
+class Change:
+    """The mean of a number before and after, with the 95 % interval of its change over the same examples."""
+
+    name: str
+    before: float
+    after: float
+    change: float
+    interval: tuple[float, float]
+
+    @classmethod
+    def of(cls, name: str, pairs: Paired) -> Change:
+        """Return the change of paired values."""
+        before, after = pairs.means
+        return cls(name, before, after, after - before, pairs.interval())
+
+
+@dataclass(frozen=True)
+class Turned:
+    """How many answers turned right, and how many turned wrong."""
+
+    gained: int
+    lost: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model before and after, over the same examples."""
+
+    n: int  # examples
+    metric: Change  # the primary one, in percent
+    loss: Change  # of the right answers, in nats per token
+    flips: Turned | None  # None where answers are more than right and wrong
+
+    @classmethod
+    def of(cls, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Comparison:
+        """Return the comparison of the scores of all examples, as `scores.json` has them."""
+
+        def pairs(name: str, unit: float) -> Paired:
+            return Paired(*([unit * scores["metrics"][name] for scores in side] for side in (before, after)))
+
+        name = next(iter(before[0]["metrics"]))
+        flips = pairs(name, 1.0).flips
+        turned = None if flips is None else Turned(len(flips.gained), len(flips.lost))
+        return cls(len(before), Change.of(name, pairs(name, 100.0)), Change.of(LOSS, pairs(LOSS, 1.0)), turned)
+
+    def largest(self, *, worse: bool) -> float:
+        """Return the largest drop, or rise, of the metric in points that the interval, and what few rows miss, do not exclude."""
+        low, high = self.metric.interval
+        bound = -low if worse else high
+        if self.flips is not None:
+            turned, back = (self.flips.lost, self.flips.gained) if worse else (self.flips.gained, self.flips.lost)
+            bound = max(bound, 100 * (most_share(turned, self.n) - back / self.n))
+        elif self.metric.name != TOKEN_ACCURACY or self.n < LEAST:
+            bound = max(bound, 100 * most_share(0, self.n))
+        return float(min(100.0, max(0.0, bound)))
+
+
+@dataclass(frozen=True)
+class Judged(Comparison):
+    """A comparison with its verdict."""
+
+    verdict: str  # kept, worse, learned, a little, not, or that nothing can be told
+    state: str  # "good", "even" or "bad"
+    reason: str = ""
+    rows_needed: int | None = None  # held-out rows that would tell
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedKept(Judged):
+    """A comparison of something that was to be kept with its verdict."""
+
+    margin: Margin  # the harm that is allowed
+    possible: Harm  # the largest harm that the rows do not exclude
+
+
+def judge_kept(found: Comparison, margin: Margin = DEFAULT_MARGIN) -> JudgedKept:
+    """Judge something that was to be kept: kept, worse, or that nothing can be told."""
+    n, metric, loss = found.n, found.metric, found.loss
+    possible = Harm(found.largest(worse=True), loss.interval[1])
+
+    def judged(verdict: str, state: str, reason: str = "", rows_needed: int | None = None) -> JudgedKept:
+        return JudgedKept(
+            n, metric, loss, found.flips, verdict, state, reason, rows_needed, margin=margin, possible=possible
+        )  # fmt: skip
+
+    unsound = not math.isfinite(loss.after)
+    if unsound or (n >= LEAST and (loss.interval[0] > ROUNDING or metric.interval[1] < 0)):
+        return judged("worse", "bad")
+    if metric.before <= margin.points:
+        reason = f"only {metric.before:.1f} % was right before, and no drop by more than {margin.points:g} points could be seen"
+        return judged(f"cannot tell (n = {n})", "even", reason)
+    if n >= FEWEST and possible.points <= margin.points and possible.nats <= margin.nats:
+        better = n >= LEAST and loss.interval[1] < -ROUNDING
+        return judged(f"kept within {margin.points:g} points", "good", "and better" if better else "")
+    reasons = []
+    if possible.points > margin.points:
+        drop = f"{possible.points:.{_digits(possible.points)}f}"
+        reasons.append(f"a drop of up to {drop} points is possible, and {margin.points:g} are allowed")
+    if possible.nats > margin.nats:
+        reasons.append(f"the loss may have risen by up to {possible.nats:.3f}, and {margin.nats:g} is allowed")
+    if n < FEWEST and not reasons:
+        reasons.append(f"fewer than {FEWEST} held-out rows show no harm reliably")
+    needed = _rows_needed(found, possible, margin)
+    reasons.append(f"about {needed:,} held-out rows would tell")
+    return judged(f"cannot tell (n = {n})", "even", "; ".join(reasons), needed)
+
+
+def judge_learned(found: Comparison, margin: Margin = DEFAULT_MARGIN) -> Judged:
+    """Judge a new skill: learned, learned a little, not learned, or that nothing can be told.
+
+    A skill is learned if its loss fell and its answers are better, both by their intervals; a little, if fewer than half of the
+    answers are right then, or the loss did not fall. Without generated answers, tokens count: a little is less than a tenth of
+    those that were wrong.
+    """
+    n, metric, loss = found.n, found.metric, found.loss
+    low, high = loss.interval
+
+    def judged(verdict: str, state: str, reason: str = "", rows_needed: int | None = None) -> Judged:
+        return Judged(n, metric, loss, found.flips, verdict, state, reason, rows_needed)
+
+    enough = n >= LEAST
+    fell, better = enough and high < -ROUNDING, enough and metric.interval[0] > 0
+    if not math.isfinite(loss.after) or (enough and not better and (low > ROUNDING or metric.interval[1] < 0)):
+        return judged("not learned", "bad", "loss or answers are worse")
+    if fell and better:
+        tokens = metric.name == TOKEN_ACCURACY
+        little = metric.change < LITTLE_TOKENS * (100 - metric.before) if tokens else metric.after < LITTLE
+        if not little:
+            return judged("learned", "good")
+        share = f"{metric.after:.{_digits(metric.after)}f} % of {'tokens' if tokens else 'answers'} right"
+        return judged("learned a little", "even", share)
+    if better:
+        return judged("learned a little", "even", "answers are better, but no lower loss is shown")
+    gain = min(found.largest(worse=False), 100 - metric.before)
+    if metric.before >= 100 and metric.after >= 100 and enough:
+        return judged("not learned", "even", "the answers were right before")
+    if enough and (gain <= margin.points or -low <= ROUNDING):
+        return judged("not learned", "even", "the loss fell, but answers are not better" if fell else "no difference is shown")
+    width = metric.interval[1] - metric.change
+    room = max(abs(metric.change), margin.points)
+    needed = max(n + 1, FEWEST, math.ceil(n * (width / room) ** 2), 0 if metric.change else _fewest(margin.points))
+    loss_too = "the loss fell; " if fell else ""
+    reason = f"{loss_too}a rise of up to {gain:.{_digits(gain)}f} points is possible; about {needed:,} held-out rows would tell"
+    return judged(f"cannot tell (n = {n})", "even", reason, needed)
+
+
+def _rows_needed(found: Comparison, possible: Harm, margin: Margin) -> int:
+    """Held-out rows that would tell, if further rows are as these: where the interval's half excludes the margin, or no harm."""
+    n = found.n
+    tokens = found.metric.name == TOKEN_ACCURACY
+    needed = max(n + 1, FEWEST if tokens else _fewest(margin.points))
+    # where no answer turned, the bound shrinks with n, as `_fewest` has it; an interval with a width shrinks with its root
+    points = possible.points if found.flips and found.flips.lost else -found.metric.interval[0]
+    harms = ((-found.metric.change, points, margin.points), (found.loss.change, possible.nats, margin.nats))
+    for harm, most, allowed in harms:
+        if most > allowed and math.isfinite(most):
+            room = max(allowed - harm, harm, allowed / 100)  # to the margin, or to none: the nearer end needs more rows
+            needed = max(needed, math.ceil(n * ((most - harm) / room) ** 2))
+    return needed
+
+
+def _fewest(points: float) -> int:
+    """Rows of which none must turn wrong to exclude a drop of so many points."""
+    return max(FEWEST, math.ceil(math.log(0.025) / math.log1p(-min(points, 99.9) / 100) - 1e-9))
+
+
+def _digits(points: float) -> int:
+    return 0 if points >= 1 else 1

@@ -1,0 +1,82 @@
+"""`create_protected_optimizer` against the `with protect(..)` block that it stands for, and in transformers' Trainer."""
+
+import copy
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import Trainer, TrainingArguments
+
+import models
+from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, measure, protect
+from anchorlora.adapters import lora_layers
+from anchorlora.constraints import create_protected_optimizer
+from anchorlora.errors import ProtectionLost
+
+RECIPES = {"learned": [Freeze("B")], "fresh": [Retract("A")]}
+IDS = models.tokens()
+
+
+def adapted(kind):
+    torch.manual_seed(0)
+    model = get_peft_model(models.qwen3(), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"]))
+    cores = {}
+    for name, layer in lora_layers(model).items():
+        cores[name] = torch.linalg.qr(torch.randn(layer.in_features, 5)).Q
+        if kind == "learned":
+            torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.1)
+    return model, cores
+
+
+def steps(model, optimizer, count=6):
+    for _ in range(count):
+        model(input_ids=IDS, labels=IDS).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+@pytest.mark.parametrize("optimizer_cls", [torch.optim.AdamW, torch.optim.SGD])
+def test_it_is_the_block_that_it_stands_for_bitwise(kind, optimizer_cls):
+    model, cores = adapted(kind)
+    other = copy.deepcopy(model)
+    optimizer = create_protected_optimizer(model, optimizer_cls, cores=cores, lr=1e-2)
+    steps(model, optimizer)
+    optimizer.protection.close()
+    anchor = Anchor.of(other, cores=cores)
+    plain = optimizer_cls([p for p in other.parameters() if p.requires_grad], lr=1e-2)
+    with protect(plain, anchor, [*RECIPES[kind], ProjectGradient("A"), ProjectDisplacement("A")]):
+        steps(other, plain)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert measure(anchor).exact
+    assert all(p.requires_grad for n, p in model.named_parameters() if "lora_" in n), "released"
+
+
+def test_a_trainer_that_is_given_the_optimizer_protects(tmp_path):
+    model, cores = adapted("learned")
+    optimizer = create_protected_optimizer(model, torch.optim.AdamW, cores=cores, lr=1e-2)
+    rows = Dataset.from_list([{"input_ids": row, "labels": row} for row in IDS.tolist()])
+    named = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "per_device_train_batch_size": 2, "num_train_epochs": 2}
+    Trainer(model, TrainingArguments(str(tmp_path), **named), train_dataset=rows, optimizers=(optimizer, None)).train()
+    optimizer.protection.close()
+    assert optimizer.protection.step == 8
+    found = measure(optimizer.protection.watch.anchor)
+    assert found.exact
+    assert found.d_eff > 0, "it trained"
+
+
+def test_own_constraints_count_nothing_to_protect_is_refused_and_a_loss_of_protection_is_said_at_the_end():
+    model, cores = adapted("fresh")
+    with pytest.raises(ValueError, match="no cores are given, so nothing would be protected"):
+        create_protected_optimizer(model, torch.optim.AdamW, cores={})
+    optimizer = create_protected_optimizer(
+        model, torch.optim.AdamW, cores=cores, constraints=[Retract("A"), ProjectDisplacement("A")], lr=1e-2
+    )
+    steps(model, optimizer)
+    name, layer = next(iter(lora_layers(model).items()))
+    with torch.no_grad():
+        layer.lora_A["default"].weight += (torch.randn(4, 5) @ cores[name].T).float()
+    with pytest.raises(ProtectionLost):
+        optimizer.protection.close()
+    optimizer.protection.close()  # released already

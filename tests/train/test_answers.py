@@ -1,0 +1,152 @@
+"""The verdict page's answers are those of the files, in the order of the held-out rows; texts are cut and escaped."""
+
+# ruff: noqa: F811
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_train import FEW, data, taught, verdict  # noqa: F401  # fixtures
+
+import pages
+from anchorlora.cli.app import main
+from anchorlora.data import read_samples
+from anchorlora.pages.verdict import Evidence, advice, loss_curve, render, shortened
+from anchorlora.train.answers import OF_SKILL, answers_of
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_answers_shown_are_the_first_held_out_ones_of_the_files(taught):
+    found = verdict(taught)
+    skill, kept = answers_of(taught, found)
+    assert (skill.name, kept.name) == ("news", "reviews")
+    held = read_samples(str(taught / "skill/after/probes/news.jsonl"))
+    before = json.loads((taught / "skill/before/scores.json").read_text())
+    after = json.loads((taught / "skill/after/scores.json").read_text())
+    learned = lines(taught / "tasks/1-news/predictions.jsonl")
+    assert len(skill.shown) == OF_SKILL
+    assert (skill.examples, kept.examples) == (found["skill"]["n"], found["kept"][0]["n"])
+    for answer, sample, was, now in zip(skill.shown, held, before["news"], learned, strict=False):
+        ((prompt, right),) = sample.turns()
+        assert (answer.prompt, answer.right) == (prompt, right.strip())
+        assert (answer.before, answer.after) == (was["text"], now["text"])
+        assert answer.scores == (was["metrics"]["exact_match"], now["metrics"]["exact_match"])
+    assert skill.changed == sum(
+        was["text"].strip() != now["text"].strip() for was, now in zip(before["news"], learned, strict=True)
+    )
+    (one,) = kept.shown
+    assert (one.before, one.after) == (before["reviews"][0]["text"], after["reviews"][0]["text"])
+    assert one.prompt == read_samples(str(taught / "skill/before/probes/reviews.jsonl"))[0].turns()[0][0]
+
+
+def test_page_and_terminal_show_them_with_the_loss_curve_and_the_next_commands(taught, data, capsys):
+    page, found = (taught / "index.html").read_text(), verdict(taught)
+    skill, kept = answers_of(taught, found)
+    assert page.count('class="asked"') == OF_SKILL + 1
+    assert f"{skill.changed} of {skill.examples} answers changed; the first 5:" in page
+    assert f"{kept.changed} of {kept.examples} answers changed; the first one:" in page
+    steps = [event for event in lines(taught / "log.jsonl") if event["event"] == "step"]
+    points = page.partition('points="')[2].partition('"')[0].split()
+    assert len(points) == len(steps)
+    assert f"{steps[0]['loss']:.3f}" in page
+    assert f"anchorlora ask {taught}" in page
+    assert f"anchorlora train embedded:mini --after {taught} --data next.jsonl" in page
+    command = ["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--compare", "--out", str(taught)]
+    capsys.readouterr()
+    assert main([*command, *FEW]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("- asked: ") == 2
+    assert all(f"  after:  {answer.after}" in shown for answer in skill.shown[:2] if answer.after)
+
+
+def test_the_page_speaks_plain_words(taught):
+    page = (taught / "index.html").read_text()
+    body = pages.text(page)
+    for term in ("nats", "turned right", "turned wrong", "PerTask", "Retract", "inc-lora-hard", "exact_match"):
+        assert term not in body, term
+    assert "PerTask" in page, "in a title, for who wants the term"
+
+
+HOSTILE = "<script>alert(1)</script>\u202e</dd>"
+
+
+def test_texts_of_answers_are_escaped_and_cut(taught):
+    answer = SimpleNamespace(prompt=HOSTILE, before=HOSTILE, after="x" * 5000, right=HOSTILE, scores=(0.0, 0.5))
+    part = SimpleNamespace(name=HOSTILE, shown=(answer,), examples=1, changed=1)
+    page = render(verdict(taught), Evidence(answers=(part,)))
+    assert "script" not in {tag for tag, _ in pages.elements(page)}
+    assert "\u202e" not in page
+    assert "x" * 299 + "…" in page
+    assert "x" * 300 not in page
+    assert "50 % right" in page
+
+
+@given(st.text(st.characters(exclude_characters="…"), max_size=400), st.integers(2, 100), st.booleans())
+def test_a_shortened_text_is_the_text_or_its_ends_around_one_ellipsis(text, most, middle):
+    cut = shortened(text, most, middle=middle)
+    whole = text.strip()
+    assert len(cut) <= most
+    if len(whole) <= most:
+        assert cut == whole
+    else:
+        head, _, tail = cut.rpartition("…") if middle else (cut[:-1], cut[-1], "")
+        assert whole.startswith(head)
+        assert whole.endswith(tail)
+
+
+@given(st.lists(st.floats(0, 10) | st.just(float("nan")), max_size=1000))
+def test_a_curve_stays_in_its_box_and_has_few_points(losses):
+    curve = loss_curve(list(enumerate(losses, 1)))
+    if curve is None:
+        assert sum(loss == loss for loss in losses) < 2
+        return
+    points = [tuple(map(float, point.split(","))) for point in curve["line"].split()]
+    assert 2 <= len(points) <= 200
+    assert all(0 <= x <= 600 and 0 <= y <= 150 for x, y in points)
+    assert points == sorted(points, key=lambda point: point[0])
+
+
+def judged(state, verdict, before=10.0, rows_needed=None, **more):
+    return {"state": state, "verdict": verdict, "metric": {"before": before}, "rows_needed": rows_needed, **more}
+
+
+LEARNED = judged("good", "learned")
+
+
+@pytest.mark.parametrize(
+    ("skill", "kept", "words"),
+    [
+        (LEARNED, [], []),
+        (judged("even", "not learned"), [], ["--epochs 6 (it was 2)", "--learning-rate 0.0004 (it was 0.0002)"]),
+        (judged("even", "learned a little"), [], ["--epochs 6"]),
+        (judged("bad", "not learned"), [], ["--learning-rate 5e-05"]),
+        (judged("even", "not learned", before=100.0), [], ["nothing to learn"]),
+        (judged("even", "cannot tell (n = 3)", rows_needed=90), [], ["about 90, with --test FILE"]),
+        (
+            judged("good", "learned"),
+            [judged("bad", "worse", name="old", source="old.jsonl")],
+            ["--scale 0.5", "--learning-rate 0.0001"],
+        ),
+        (judged("good", "learned"), [judged("bad", "worse", name="self", source="self")], ["--keep FILE"]),
+        (
+            judged("good", "learned"),
+            [judged("even", "cannot tell", rows_needed=72, name="self", source="self")],
+            ["--self-texts N"],
+        ),
+    ],
+)
+def test_advice_is_given_only_where_something_went_wrong_and_names_options_that_exist(skill, kept, words):
+    from anchorlora.cli.export import export
+    from anchorlora.cli.train import train
+
+    found = {"name": "new", "adapter": "runs/new/adapter", "skill": skill, "kept": kept}
+    sentences = list(advice(found, Evidence(epochs=2, learning_rate=2e-4)))
+    assert bool(sentences) is bool(words)
+    assert all(word in " ".join(sentences) for word in words)
+    known = {option for command in (train, export) for parameter in command.params for option in parameter.opts}
+    assert {word.strip(".,();") for word in " ".join(sentences).split() if word.startswith("--")} <= known
