@@ -245,7 +245,8 @@ def _drawn(
     was_training = model.training
     model.eval()
     try:
-        cache = _read_once(model, prompts[0][:-1], len(prompts)) if all(prompt == prompts[0] for prompt in prompts) else None
+        alike = all(prompt == prompts[0] for prompt in prompts)
+        cache: Any = _read_once(model, prompts[0][:-1], len(prompts)) if alike else None
         while going := [i for i, row in enumerate(rows.there) if not rows.is_complete(row)]:
             if len(going) < len(rows.there):
                 chosen = torch.tensor(going, device=device)
