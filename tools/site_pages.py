@@ -38,8 +38,8 @@ def on_files(files, config):
 
 def on_config(config):
     """Put the page of every method into the navigation, in the order of the table of methods."""
-    table = built_pages.page("methods.md").partition("## ")[0]
-    listed = [{name: page} for name, page in re.findall(r"^\| \[`([\w-]+)`\]\((methods/[\w-]+\.md)\)", table, flags=re.M)]
+    text = built_pages.page("methods.md")
+    listed = [{name: page} for name, page in re.findall(r"^\| \[`([\w-]+)`\]\((methods/[\w-]+\.md)\)", text, flags=re.M)]
     (methods,) = (section for entry in config["nav"] for name, section in entry.items() if name == "Methods")
     (place,) = (entry for entry in methods if EACH in entry)
     place[EACH] = listed

@@ -95,7 +95,7 @@ def _for_a_terminal(paragraph: str) -> str:
 
 def methods_page() -> str:
     """Return the page docs/methods.md."""
-    return f"# Methods\n\n{EXPLANATION}\n{methods_table()}\n## Which one\n\n{choices_table()}\n\n{meaning()}\n"
+    return f"# Methods\n\n## Which one\n\n{choices_table()}\n\n{meaning()}\n\n## All methods\n\n{EXPLANATION}\n{methods_table()}"
 
 
 def methods_table() -> str:
