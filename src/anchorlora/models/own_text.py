@@ -252,7 +252,7 @@ def _drawn(
                 chosen = torch.tensor(going, device=device)
                 ids, mask, rows.there = ids[chosen], mask[chosen], [rows.there[i] for i in going]
                 try:
-                    cache.batch_select_indices(chosen)  # type: ignore[union-attr]  # None is met below
+                    cache.batch_select_indices(chosen)
                 except (AttributeError, NotImplementedError, TypeError):  # what the model keeps cannot be selected
                     cache, leave = None, 0.0
             rows.least = leave * len(rows.there)
