@@ -25,6 +25,7 @@ EDITS = {  # what is added or sought -> the files to read first; of FILE#SECTION
     ),
     "a metric": ("CONTRIBUTING.md", "docs/extend.md#A metric", "src/anchorlora/data/metrics.py"),
     "an engine": ("CONTRIBUTING.md", "docs/extend.md#An engine", "src/anchorlora_lab/grid/scheduler.py"),
+    "a number on the verdict page": ("src/anchorlora/train/verdict.py", "src/anchorlora/pages/templates/verdict.html.j2"),
     "a NaN": ("src/anchorlora/continual/learn.py", "src/anchorlora/continual/not_finite.py"),
 }
 SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)

@@ -215,6 +215,7 @@ def test_losses_in_chunks_are_those_of_all_logits_in_float64_and_only_a_chunk_of
     monkeypatch.setattr(head, "CHUNK", at_once)
     draw, n, d, words = torch.Generator().manual_seed(1), 37, 16, 300
     layer = torch.nn.Linear(d, words, bias=at_once == 700).requires_grad_(requires_grad=False)
+    layer.weight += 2  # what all words share, which cancels: an error of the probabilities' sum would not
     hidden, targets = 3 * torch.randn(n, d, generator=draw), torch.randint(0, words, (n,), generator=draw)
     shares = torch.rand(n, generator=draw)
     exact = hidden.double().requires_grad_()
@@ -228,7 +229,7 @@ def test_losses_in_chunks_are_those_of_all_logits_in_float64_and_only_a_chunk_of
         (found,) = torch.autograd.grad((losses * shares).sum(), hidden)
     off, expected = losses.detach().double() - expected.detach(), expected.detach()
     assert float(off.norm()) <= 20 * EPS * float(expected.norm())
-    assert float((found.double() - dense).norm()) <= 20 * EPS * float(dense.norm())
+    assert float((found.double() - dense).norm()) <= 60 * EPS * float(dense.norm())
     if at_once < n * words:
         assert seen.largest <= max(at_once, words * d) < n * words, "the weight is the largest"
     with torch.no_grad():

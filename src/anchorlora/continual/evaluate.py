@@ -72,7 +72,7 @@ class Scorer:
         prompts = [e.prompt for e in examples]
         texts = self.texts(prompts, max_new_tokens=task.max_new_tokens, likely=likely, known=known, watch=watch)
         answers = [task.answer(text.strip(), e.example) for text, e in zip(texts, examples, strict=True)]
-        return [replace(a, scores={**a.scores, LOSS: found[LOSS]}) for a, found in zip(answers, losses, strict=True)]
+        return [replace(a, scores={**a.scores, LOSS: of_right[LOSS]}) for a, of_right in zip(answers, losses, strict=True)]
 
     def texts(
         self,
@@ -127,7 +127,7 @@ class Scorer:
         numbered = iter(order)
         groups = rows_of([examples[i] for i in order], TOKENS * self.batch, share=self.packed)
         batches = [[(next(numbered), e) for e in group] for group in groups]
-        found: dict[int, dict[str, float]] = {}
+        scores: dict[int, dict[str, float]] = {}
         for start in range(0, len(batches), processes.count):
             new: dict[int, dict[str, float]] = {}
             with processes.in_step(model):
@@ -143,8 +143,8 @@ class Scorer:
                     counts = there.sum(1).tolist()
                     for (i, _), loss, hit in zip(group, losses.split(counts), hits.split(counts), strict=True):
                         new[i] = {TOKEN_ACCURACY: float(hit.mean()), LOSS: float(in_float64(loss).mean())}
-            found |= {i: scores for part in processes.gathered(new) for i, scores in part.items()}
-        return [found[i] for i in range(len(examples))]
+            scores |= {i: of_one for part in processes.gathered(new) for i, of_one in part.items()}
+        return [scores[i] for i in range(len(examples))]
 
     @property
     def _pad(self) -> int:

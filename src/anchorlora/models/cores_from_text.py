@@ -11,7 +11,8 @@ token from each of n equal shares of all tokens instead, so that every part of t
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, takewhile
 from pathlib import Path
@@ -216,7 +217,8 @@ def _read(
     positions = spread_positions([len(ids) for ids in sequences()], rule.rows) if rule.spread else None
     texts = list(_texts_with_rows(sequences(), positions, rule.rows))
     together = not experts and _packable(adapted, texts)
-    store.read(adapted, _rows_together(adapted, texts, device) if together else _rows_apart(texts, device))
+    with closing(_rows_together(adapted, texts, device) if together else _rows_apart(texts, device)) as rows:
+        store.read(adapted, rows)
     return store, len(texts)
 
 
@@ -241,7 +243,7 @@ def _packable(adapted: Any, texts: Sequence[Text]) -> bool:
     return unpackable(adapted, [ids[:TRIED] for ids, _ in texts[:2]], longest=max(len(ids) for ids, _ in texts)) is None
 
 
-def _rows_together(adapted: Any, texts: Sequence[Text], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def _rows_together(adapted: Any, texts: Sequence[Text], device: torch.device) -> Generator[tuple[Tensor, Tensor], None, None]:
     """Packed rows of texts, what they begin with once, with the places of the tokens whose features are kept."""
     start = 0
     while start < len(texts):
@@ -259,7 +261,7 @@ def _rows_together(adapted: Any, texts: Sequence[Text], device: torch.device) ->
             yield torch.tensor([row], device=device), torch.tensor(places, device=device)
 
 
-def _rows_apart(texts: Sequence[Text], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def _rows_apart(texts: Sequence[Text], device: torch.device) -> Generator[tuple[Tensor, Tensor], None, None]:
     """Texts one by one, with a mask of the tokens whose features are kept."""
     for ids, kept in texts:
         mask = torch.zeros(1, len(ids), dtype=torch.bool)

@@ -77,17 +77,20 @@ class _Losses(torch.autograd.Function):
         for rows in torch.arange(len(hidden)).split(max(1, CHUNK // len(W))):
             part = slice(int(rows[0]), int(rows[-1]) + 1)
             logits = nn.functional.linear(hidden[part], W, bias).float()
-            right, total = targets[part, None], logits.logsumexp(1)
-            losses[part] = total - logits.gather(1, right)[:, 0]
+            # an error in the sum of probabilities would add what all rows of W share, so the largest logit is taken off first
+            logits -= logits.amax(1, keepdim=True)
+            right, probabilities = targets[part, None], logits.exp()
+            total = probabilities.sum(1, keepdim=True)
+            losses[part] = (total.log() - logits.gather(1, right))[:, 0]
             factor = None if weight is None else weight(logits, losses[part])
             if factor is not None:
                 losses[part] *= factor
             if gradients is None:
                 continue
-            logits.sub_(total[:, None]).exp_().scatter_add_(1, right, -torch.ones_like(total)[:, None])
+            probabilities.div_(total).scatter_add_(1, right, -torch.ones_like(total))
             if factor is not None:
-                logits *= factor[:, None]
-            gradients[part] = logits.to(W.dtype) @ W
+                probabilities *= factor[:, None]
+            gradients[part] = probabilities.to(W.dtype) @ W
         ctx.save_for_backward(gradients)
         return losses
 

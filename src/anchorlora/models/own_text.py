@@ -245,13 +245,14 @@ def _drawn(
     was_training = model.training
     model.eval()
     try:
-        cache = _read_once(model, prompts[0][:-1], len(prompts)) if all(prompt == prompts[0] for prompt in prompts) else None
+        alike = all(prompt == prompts[0] for prompt in prompts)
+        cache: Any = _read_once(model, prompts[0][:-1], len(prompts)) if alike else None
         while going := [i for i, row in enumerate(rows.there) if not rows.is_complete(row)]:
             if len(going) < len(rows.there):
                 chosen = torch.tensor(going, device=device)
                 ids, mask, rows.there = ids[chosen], mask[chosen], [rows.there[i] for i in going]
                 try:
-                    cache.batch_select_indices(chosen)  # type: ignore[union-attr]  # None is met below
+                    cache.batch_select_indices(chosen)
                 except (AttributeError, NotImplementedError, TypeError):  # what the model keeps cannot be selected
                     cache, leave = None, 0.0
             rows.least = leave * len(rows.there)

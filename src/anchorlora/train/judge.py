@@ -129,14 +129,14 @@ class JudgedKept(Judged):
     possible: Harm  # the largest harm that the rows do not exclude
 
 
-def judge_kept(found: Comparison, margin: Margin = DEFAULT_MARGIN) -> JudgedKept:
+def judge_kept(comparison: Comparison, margin: Margin = DEFAULT_MARGIN) -> JudgedKept:
     """Judge something that was to be kept: kept, worse, or that nothing can be told."""
-    n, metric, loss = found.n, found.metric, found.loss
-    possible = Harm(found.largest(worse=True), loss.interval[1])
+    n, metric, loss = comparison.n, comparison.metric, comparison.loss
+    possible = Harm(comparison.largest(worse=True), loss.interval[1])
 
     def judged(verdict: str, state: str, reason: str = "", rows_needed: int | None = None) -> JudgedKept:
         return JudgedKept(
-            n, metric, loss, found.flips, verdict, state, reason, rows_needed, margin=margin, possible=possible
+            n, metric, loss, comparison.flips, verdict, state, reason, rows_needed, margin=margin, possible=possible
         )  # fmt: skip
 
     unsound = not math.isfinite(loss.after)
@@ -156,23 +156,23 @@ def judge_kept(found: Comparison, margin: Margin = DEFAULT_MARGIN) -> JudgedKept
         reasons.append(f"the loss may have risen by up to {possible.nats:.3f}, and {margin.nats:g} is allowed")
     if n < FEWEST and not reasons:
         reasons.append(f"fewer than {FEWEST} held-out rows show no harm reliably")
-    needed = _rows_needed(found, possible, margin)
+    needed = _rows_needed(comparison, possible, margin)
     reasons.append(f"about {needed:,} held-out rows would tell")
     return judged(f"cannot tell (n = {n})", "even", "; ".join(reasons), needed)
 
 
-def judge_learned(found: Comparison, margin: Margin = DEFAULT_MARGIN) -> Judged:
+def judge_learned(comparison: Comparison, margin: Margin = DEFAULT_MARGIN) -> Judged:
     """Judge a new skill: learned, learned a little, not learned, or that nothing can be told.
 
     A skill is learned if its loss fell and its answers are better, both by their intervals; a little, if fewer than half of the
     answers are right then, or the loss did not fall. Without generated answers, tokens count: a little is less than a tenth of
     those that were wrong.
     """
-    n, metric, loss = found.n, found.metric, found.loss
+    n, metric, loss = comparison.n, comparison.metric, comparison.loss
     low, high = loss.interval
 
     def judged(verdict: str, state: str, reason: str = "", rows_needed: int | None = None) -> Judged:
-        return Judged(n, metric, loss, found.flips, verdict, state, reason, rows_needed)
+        return Judged(n, metric, loss, comparison.flips, verdict, state, reason, rows_needed)
 
     enough = n >= LEAST
     fell, better = enough and high < -ROUNDING, enough and metric.interval[0] > 0
@@ -187,7 +187,7 @@ def judge_learned(found: Comparison, margin: Margin = DEFAULT_MARGIN) -> Judged:
         return judged("learned a little", "even", share)
     if better:
         return judged("learned a little", "even", "answers are better, but no lower loss is shown")
-    gain = min(found.largest(worse=False), 100 - metric.before)
+    gain = min(comparison.largest(worse=False), 100 - metric.before)
     if metric.before >= 100 and metric.after >= 100 and enough:
         return judged("not learned", "even", "the answers were right before")
     if enough and (gain <= margin.points or -low <= ROUNDING):
@@ -200,14 +200,14 @@ def judge_learned(found: Comparison, margin: Margin = DEFAULT_MARGIN) -> Judged:
     return judged(f"cannot tell (n = {n})", "even", reason, needed)
 
 
-def _rows_needed(found: Comparison, possible: Harm, margin: Margin) -> int:
+def _rows_needed(comparison: Comparison, possible: Harm, margin: Margin) -> int:
     """Held-out rows that would tell, if further rows are as these: where the interval's half excludes the margin, or no harm."""
-    n = found.n
-    tokens = found.metric.name == TOKEN_ACCURACY
+    n = comparison.n
+    tokens = comparison.metric.name == TOKEN_ACCURACY
     needed = max(n + 1, FEWEST if tokens else _fewest(margin.points))
     # where no answer turned, the bound shrinks with n, as `_fewest` has it; an interval with a width shrinks with its root
-    points = possible.points if found.flips and found.flips.lost else -found.metric.interval[0]
-    harms = ((-found.metric.change, points, margin.points), (found.loss.change, possible.nats, margin.nats))
+    points = possible.points if comparison.flips and comparison.flips.lost else -comparison.metric.interval[0]
+    harms = ((-comparison.metric.change, points, margin.points), (comparison.loss.change, possible.nats, margin.nats))
     for harm, most, allowed in harms:
         if most > allowed and math.isfinite(most):
             room = max(allowed - harm, harm, allowed / 100)  # to the margin, or to none: the nearer end needs more rows

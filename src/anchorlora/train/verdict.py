@@ -142,7 +142,7 @@ def verdict_of(
         others = {name: Comparison.of(before[name], unprotected[name]) for name in (request.name, *names)}
         twin = Twin(others.pop(request.name), others)
     titles = {part["name"]: part.get("title") for part in facts["kept"]} | {request.name: request.title}
-    found = Verdict(
+    verdict = Verdict(
         name=request.name,
         title=request.title or request.name,
         model=request.base_model.model,
@@ -164,7 +164,7 @@ def verdict_of(
         serve=serving(adapter, request),
         train_seconds=sum(record.cost.train_seconds),
     )
-    return replace(found, sentences=sentences(found))
+    return replace(verdict, sentences=sentences(verdict))
 
 
 def _kept_part(part: Mapping[str, Any], judged: JudgedKept) -> Kept:
@@ -224,29 +224,29 @@ def serving(adapter: Path, request: SkillRequest) -> str:
         return str(error)
 
 
-def sentences(found: Verdict) -> list[str]:
+def sentences(verdict: Verdict) -> list[str]:
     """Return the verdict in words: the skill, what was kept, the protection, and warnings."""
-    lines = [f"{found.title}: {_learned(found.skill)}", *(f"{kept.title}: {_kept(kept)}" for kept in found.kept)]
-    if twin := found.unprotected:
-        titles = {kept.name: kept.title for kept in found.kept}
-        lines.append(_unprotected(found.title, twin.skill))
+    lines = [f"{verdict.title}: {_learned(verdict.skill)}", *(f"{kept.title}: {_kept(kept)}" for kept in verdict.kept)]
+    if twin := verdict.unprotected:
+        titles = {kept.name: kept.title for kept in verdict.kept}
+        lines.append(_unprotected(verdict.title, twin.skill))
         lines += [_unprotected(titles[name], now) for name, now in twin.kept.items()]
-    lines += _protected(found.protection)
-    if found.budget is not None:
-        lines += _budgeted(found, found.budget)
-    if found.cut:
+    lines += _protected(verdict.protection)
+    if verdict.budget is not None:
+        lines += _budgeted(verdict, verdict.budget)
+    if verdict.cut:
         rest = "are longer than max_tokens, and are learned without the tokens after the prompt's head that do not fit"
-        lines.append(f"{found.title}: {found.cut:,} examples {rest}")
-    for kept in found.kept:
+        lines.append(f"{verdict.title}: {verdict.cut:,} examples {rest}")
+    for kept in verdict.kept:
         own = kept.own
         if own and (own["repeated"] or own["unfinished"] or own["degenerate"]):
             lines.append(
                 f"{kept.title}: of {own['texts']:,} texts of the model's own, {own['repeated']:,} are repeated, "
                 f"{own['unfinished']:,} were not finished, and {own['degenerate']:,} are one token again and again"
             )
-    for rows in found.rows:
+    for rows in verdict.rows:
         lines += _counted(rows)
-    return lines + [warning for kept in found.kept if (warning := _warning(kept))]
+    return lines + [warning for kept in verdict.kept if (warning := _warning(kept))]
 
 
 def _protected(protection: Protection) -> list[str]:
@@ -287,13 +287,13 @@ def _warning(kept: Kept) -> str | None:
     return None
 
 
-def _budgeted(found: Verdict, budget: Mapping[str, Any]) -> list[str]:
+def _budgeted(verdict: Verdict, budget: Mapping[str, Any]) -> list[str]:
     """Say what scale the budget has come to, what it holds on rows that did not choose it, and what was given up for it."""
     scale, whole, skill, titles = (
         budget["scale"],
         budget["tried"][0]["kept"],
         budget["skill"],
-        {k.name: k.title for k in found.kept},
+        {k.name: k.title for k in verdict.kept},
     )
     if scale == 0:
         return [f"budget {budget['allowed']:g}: no part of the change keeps within it, so the adapter changes nothing; allow more"]
@@ -305,7 +305,7 @@ def _budgeted(found: Verdict, budget: Mapping[str, Any]) -> list[str]:
     if scale != 1:
         full, now = skill["trained"], skill["scaled"]
         tokens = f"{100 * now[TOKEN_ACCURACY]:.1f} instead of {100 * full[TOKEN_ACCURACY]:.1f} % of its tokens right"
-        lines.append(f"{found.title}: given up for the budget: loss {now[LOSS]:.3f} instead of {full[LOSS]:.3f}, {tokens}")
+        lines.append(f"{verdict.title}: given up for the budget: loss {now[LOSS]:.3f} instead of {full[LOSS]:.3f}, {tokens}")
     return lines
 
 
