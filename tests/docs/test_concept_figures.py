@@ -1,4 +1,4 @@
-"""The pictures of docs/rule.md show what the text beside them says."""
+"""The pictures of docs/rule.md show what the text beside them says; that of docs/results.md shows what was measured."""
 
 import re
 import runpy
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import results_keeping
 from anchorlora.measurement.drift import ROUNDING
 
 ROOT = Path(__file__).parents[2]
@@ -45,3 +46,10 @@ def test_the_committed_pictures_are_white_cards_with_the_words_of_the_tool(name,
     assert {word for word in words if f">{word}<" not in committed} == set(), "python tools/concept_figures.py"
     first = re.search(r'<g id="patch_1">\s*<path [^>]*style="([^"]*)"', committed)[1]
     assert "fill: #ffffff" in first, "a page may be dark around it"
+
+
+def test_the_picture_of_ways_to_keep_has_the_accuracies_of_the_results():
+    axes = results_keeping.picture(results_keeping.read("keeping-linear")).axes[0]
+    words = {text.get_text() for text in (*axes.texts, *axes.get_yticklabels())}
+    committed = (FIGURES / "keeping-linear.svg").read_text()
+    assert {word for word in words if f">{word}<" not in committed} == set(), "make docs draws it anew"
