@@ -659,8 +659,8 @@ def test_right_and_wrong_answers_are_collected_without_a_word(tmp_path, small_be
 
 
 def test_committed_results_hold_no_predictions_and_read_as_records():
-    # of benchmarks/keeping.py and benchmarks/osf.py: numbers alone
-    ours = [ROOT / "results" / name for name in ("keeping", "keeping-linear", "beyond/osf")]
+    # of benchmarks/keeping.py, benchmarks/osf.py and the frontier: numbers alone
+    ours = [ROOT / "results" / name for name in ("keeping", "keeping-linear", "beyond/osf", "frontier")]
     folders = [folder for folder in (ROOT / "results").iterdir() if folder.is_dir()]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name != ".made-of"]
     kept = {path.name for path in files if not set(ours) & set(path.parents)}
@@ -672,6 +672,10 @@ def test_committed_results_hold_no_predictions_and_read_as_records():
         assert all(isinstance(value, float) for metrics in scores.values() for values in metrics.values() for value in values), path
     for path in ours[1].glob("*/*.json"):
         assert set(json.loads(path.read_text())) == {"order", "seed", "accuracy", "scores", "stored_parameters"}
+    lines = [line for path in ours[3].glob("*/records.jsonl") for line in path.read_text().splitlines()]
+    assert lines, "the frontier has records"
+    for point in (point for line in lines for point in json.loads(line)["points"]):
+        assert all(isinstance(value, int | float) for values in (point["new"], *point["old"].values()) for value in values)
 
 
 def test_collected_configurations_name_no_place_of_a_machine():
