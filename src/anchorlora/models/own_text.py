@@ -66,18 +66,18 @@ def own_text(
         while batch < batches and (missing := count - sum(map(len, rows))) > 0:
             numbers = range(batch, min(batch + at_once, batch - (-missing // BATCH), batches))
             draws = [_generator((seed * 1_000_003 + number) % 2**63, model) for number in numbers]
-            made = _batch(model, tokenizer, before, after, draws, chat=chat, stops=stops, longest=longest)
+            made = _write_batches(model, tokenizer, before, after, draws, chat=chat, stops=stops, longest=longest)
             rows += made
             batch = numbers.stop
             if written is not None:
                 written.parent.mkdir(parents=True, exist_ok=True)
                 with written.open("a", encoding="utf-8") as file:
-                    file.writelines(json.dumps(each) + "\n" for each in made)
+                    file.writelines(json.dumps(texts) + "\n" for texts in made)
             watch(min(count, sum(map(len, rows))))
-    found = [row for made in rows for row in made][:count]
-    if len(found) < count:
-        raise InvalidValue(f"the model wrote {len(found)} texts that are not empty of {count}; give a file of old text instead")
-    return found
+    texts = [row for made in rows for row in made][:count]
+    if len(texts) < count:
+        raise InvalidValue(f"the model wrote {len(texts)} texts that are not empty of {count}; give a file of old text instead")
+    return texts
 
 
 def frame(tokenizer: Any, *, chat: bool, room: int | None = None) -> tuple[list[int], list[int]]:
@@ -166,15 +166,15 @@ def _batches_at_once(model: Any, tokens: int) -> int:
     parameter = next(model.parameters())
     free, config = free_memory(parameter.device), model.config.get_text_config()
     size = parameter.dtype.itemsize if parameter.is_floating_point() else FLOAT32
-    each = BATCH * (size * _cached(config, tokens) + 2 * FLOAT32 * int(getattr(config, "vocab_size", 0)))
-    return 1 if free is None else max(1, min(TOGETHER, int(free / (2 * each))))  # a cache that grows is there twice
+    a_batch = BATCH * (size * _cached(config, tokens) + 2 * FLOAT32 * int(getattr(config, "vocab_size", 0)))
+    return 1 if free is None else max(1, min(TOGETHER, int(free / (2 * a_batch))))  # a cache that grows is there twice
 
 
 def _generator(seed: int, model: Any) -> torch.Generator:
     return torch.Generator(next(model.parameters()).device).manual_seed(seed)
 
 
-def _batch(
+def _write_batches(
     model: Any,
     tokenizer: Any,
     before: list[int],
@@ -187,21 +187,21 @@ def _batch(
 ) -> list[list[dict[str, Any]]]:
     """The texts of each batch that are not empty."""
 
-    def said(ids: Sequence[int]) -> str:
+    def text_of(ids: Sequence[int]) -> str:
         return str(tokenizer.decode([i for i in ids if i not in stops], skip_special_tokens=True))
 
     ending = stops | ({after[0]} if chat else set())
-    drawn = _drawn(model, tokenizer, [[before] * BATCH for _ in draws], draws, stops=ending, longest=longest)
-    first = [[ids for ids in batch if said(ids).strip()] for batch in drawn]
+    drawn = _draw(model, tokenizer, [[before] * BATCH for _ in draws], draws, stops=ending, longest=longest)
+    first = [[ids for ids in batch if text_of(ids).strip()] for batch in drawn]
     if not chat:
-        return [[{"text": said(ids), "prompt_ids": before, "completion_ids": ids} for ids in batch] for batch in first]
+        return [[{"text": text_of(ids), "prompt_ids": before, "completion_ids": ids} for ids in batch] for batch in first]
     users = [[ids[:-1] if ids[-1] in ending else ids for ids in batch] for batch in first]
     prompts = [[[*before, *ids, *after] for ids in batch] for batch in users]
-    answers = _drawn(model, tokenizer, prompts, draws, stops=stops, longest=longest)
+    answers = _draw(model, tokenizer, prompts, draws, stops=stops, longest=longest)
     return [
         [
             {
-                "messages": [{"role": "user", "content": said(user)}, {"role": "assistant", "content": said(answer)}],
+                "messages": [{"role": "user", "content": text_of(user)}, {"role": "assistant", "content": text_of(answer)}],
                 "prompt_ids": prompt,
                 "completion_ids": answer,
             }
@@ -223,7 +223,7 @@ def _written(path: Path | None) -> list[list[dict[str, Any]]]:
 
 
 @torch.inference_mode()
-def _drawn(
+def _draw(
     model: Any,
     tokenizer: Any,
     batches: Sequence[Sequence[list[int]]],
