@@ -30,7 +30,7 @@ SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
     "--budget",
     type=click.FloatRange(min=0, min_open=True),
     metavar="LOSS",
-    help="Scale what is learned until the loss of kept text rises by no more than this, per token; 0.02 is a start.",
+    help="Scale what is learned until the loss of kept text rises by no more than this, per token; 0.05 is a start.",
 )
 @click.option("--method", shell_complete=methods_beginning, help="A method.  [default: inc-lora-hard; with --same-size sfor]")
 @click.option("--name", help="Name of the skill.  [default: the name of the file]")

@@ -141,7 +141,7 @@ def advice(found: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
         out = Path(found["adapter"]).parent
         lower = f"a lower rate, --learning-rate {rate / 2:g} (it was {rate:g})" if rate else "a lower rate"
         half = f"anchorlora export {shlex.quote(str(out))} --scale 0.5 --out DIR"
-        yield f"{names}: train at {lower}, or with --budget 0.02: the change is scaled until the loss of kept text rises no more."
+        yield f"{names}: train at {lower}, or with --budget 0.05: the change is scaled until the loss of kept text rises no more."
         yield f"Half of the change, without training again: {half}. It forgets less and has learned less."
         if any(kept["source"] == "self" for kept in lost):
             yield "What the model writes itself stands for little of what it can do: keep real old text too, with --keep FILE."
