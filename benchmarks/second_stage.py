@@ -13,8 +13,7 @@ pairs.
     fresh block     DPO on a new block beside it: A off the core, then protected
 
 Run: ANCHORLORA_SHARED=FOLDER ANCHORLORA_CHAT_MODEL=FOLDER python -m benchmarks.second_stage OUT [SEED ..]; called again, only what
-is missing. OUT/*.json are the results: copied to results/second-stage, tools/fill_second_stage.py writes them into
-docs/second-stage.md.
+is missing. OUT/*.json are the results.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from anchorlora import AdapterStack, Freeze, ProjectDisplacement, ProjectGradien
 from anchorlora.adapters.stack import CURRENT, HISTORY
 from anchorlora.data import Benchmark
 from anchorlora.features import read_cores
-from anchorlora.models.cores_from_text import cores_from_data
+from anchorlora.models.cores_from_text import CoreRule, cores_from_data
 
 SEEDS = (38, 42)
 CARDS, CARD_TESTS, WORDS = 240, 100, 14  # training and test entries; words of an entry
@@ -156,7 +155,7 @@ def first_stage(out: Path, seed: int) -> dict[str, Any]:
     ]
     cores = out / f"work/cores-{seed}.safetensors"
     cores.unlink(missing_ok=True)
-    cores_from_data(os.environ["ANCHORLORA_CHAT_MODEL"], adapter, texts, spread=True, out=cores, device="cpu")
+    cores_from_data(os.environ["ANCHORLORA_CHAT_MODEL"], adapter, texts, rule=CoreRule(spread=True), out=cores, device="cpu")
     return {**before, "scores": tested(model, tokenizer)}
 
 
