@@ -51,8 +51,8 @@ def frontier_in_words() -> str:
     }
     said = "; ".join(f"{called} {rows[name][4]:.0f} and {rows[name][6]:+.1f}" for name, called in names.items() if name in rows)
     return (
-        "on SmolLM2-135M-Instruct, all linear layers, each at the setting that by other examples learns as much as plain LoRA at its "
-        "best (own text: learns most). New skill, in %, and the change of old abilities, in points "
+        "on SmolLM2-135M-Instruct, all linear layers, each at the setting that by other examples learns as much as plain LoRA at "
+        "its best (own text: learns most). New skill, in %, and the change of old abilities, in points "
         f"({clusters} pairs of a skill and a seed): {said}. Own text keeps more at other settings; one seed cannot tell."
     )
 
