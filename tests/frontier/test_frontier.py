@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from anchorlora.errors import UnknownName
 from anchorlora_lab.frontier.bench import BEFORE, append, bench, planned, read_records
 from anchorlora_lab.frontier.rows import ROWS, Row
-from anchorlora_lab.frontier.tables import chosen, frontier_tables, interval, points_of
+from anchorlora_lab.frontier.tables import chosen, chosen_rates, frontier_tables, interval, points_of
 
 SKILLS = ("labels", "card")
 BITS = st.lists(st.integers(0, 1), min_size=4, max_size=4)
@@ -73,6 +73,7 @@ def test_the_setting_of_a_row_is_the_one_of_the_log(records):
         else:
             assert fmean(new[row, setting]) == max(fmean(values) for key, values in new.items() if key[0] == row)
     assert {"plain", "other"} == set(settings)
+    assert chosen_rates(records, choosing=SKILLS) == {row: setting[0] for row, (setting, _) in settings.items()}
 
 
 def test_an_interval_is_as_wide_as_clusters_and_examples_make_it():
@@ -132,6 +133,7 @@ def test_runs_go_on_where_they_stopped_and_the_table_tells_them(data, tmp_path, 
     assert bench("embedded:mini", tmp_path, data, most=1, **options) == 1
     assert bench("embedded:mini", tmp_path, data, **options) == 2
     assert bench("embedded:mini", tmp_path, data, **options) == 0
+    assert bench("embedded:mini", tmp_path, data, rates={"plain": 1e-3}, **options) == 0, "at the rate that is there"
     records = read_records(tmp_path / "embedded-mini")
     assert [r["row"] for r in records] == ["before", "plain", "own"]
     for r in records[1:]:

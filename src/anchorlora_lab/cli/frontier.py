@@ -31,9 +31,18 @@ def names(ctx: click.Context, param: click.Parameter, value: str | None) -> list
 @click.option("--skills", callback=names, help="New skills, comma-separated: labels, card, passage, style.")
 @click.option("--seeds", default="42,7,2026", show_default=True, callback=names, help="Seeds, comma-separated.")
 @click.option("--most", type=click.IntRange(min=0), help="Stop after so many runs; with 0, only write the table.")
+@click.option("--chosen-rate", is_flag=True, help="Run each row only at the rate that the records choose.")
 @click.option("--choosing", default="labels,card", show_default=True, callback=names, help="Skills that choose each row's setting.")
 def frontier(
-    model: str, to: Path, data: Path, rows: list[str], skills: list[str], seeds: list[str], most: int | None, choosing: list[str]
+    model: str,
+    to: Path,
+    data: Path,
+    rows: list[str],
+    skills: list[str],
+    seeds: list[str],
+    most: int | None,
+    chosen_rate: bool,
+    choosing: list[str],
 ) -> None:
     """Train MODEL on new skills by every row of the frontier, and measure what it learns and what it keeps.
 
@@ -44,14 +53,16 @@ def frontier(
     from anchorlora.errors import InvalidValue
     from anchorlora_lab.frontier.bench import bench, folder_of, read_records
     from anchorlora_lab.frontier.picture import picture
-    from anchorlora_lab.frontier.tables import frontier_tables
+    from anchorlora_lab.frontier.tables import chosen_rates, frontier_tables
     from anchorlora_lab.report.figures.style import as_bytes
     from anchorlora_lab.report.writers import markdown, text
 
     if not (data / "standard_cl").is_dir():
         raise InvalidValue(f"--data {data} has no folder standard_cl; give the folder that holds standard_cl and cl_benchmark")
-    made = bench(model, to, data, rows=rows, skill_names=skills, seeds=[int(seed) for seed in seeds], most=most, say=out.print)
     folder = folder_of(to, model)
+    rates = chosen_rates(read_records(folder), choosing=choosing) if chosen_rate else None
+    seeds_ = [int(seed) for seed in seeds]
+    made = bench(model, to, data, rows=rows, skill_names=skills, seeds=seeds_, rates=rates, most=most, say=out.print)
     records = read_records(folder)
     if tables := frontier_tables(records, choosing=choosing):
         (folder / "frontier.md").write_text("\n".join(map(markdown, tables)), encoding="utf-8")

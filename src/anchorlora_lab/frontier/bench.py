@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -112,11 +112,12 @@ def bench(
     rows: Sequence[str] = (),
     skill_names: Sequence[str] = (),
     seeds: Sequence[int] = SEEDS,
+    rates: Mapping[str, float] | None = None,
     most: int | None = None,
     sizes: dict[str, int] | None = None,
     say: Say = print,
 ) -> int:
-    """Carry out the runs that are left; return how many were made."""
+    """Carry out the runs that are left, of all rows or of those with a rate in `rates` at that rate; return how many were made."""
     import torch
 
     from anchorlora_lab.frontier.engine import Subject
@@ -128,7 +129,10 @@ def bench(
     known = skills(data, test=size.test)
     if wrong := [name for name in skill_names if name not in known]:
         raise UnknownName(f"there is no skill called {wrong[0]!r}; there are {', '.join(known)}")
-    runs = planned(chosen_rows(rows), list(skill_names) or list(known), seeds)
+    taken = chosen_rows(rows)
+    if rates is not None:
+        taken = [replace(row, rates=(rates[row.name],)) for row in taken if row.name in rates]
+    runs = planned(taken, list(skill_names) or list(known), seeds)
     folder = folder_of(out, model)
     folder.mkdir(parents=True, exist_ok=True)
     if most == 0:

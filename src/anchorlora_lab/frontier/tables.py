@@ -117,6 +117,12 @@ def chosen(points: Sequence[Point]) -> dict[str, tuple[Setting, bool]]:
     return settings
 
 
+def chosen_rates(records: Sequence[Mapping[str, Any]], *, choosing: Sequence[str]) -> dict[str, float]:
+    """The rate of each row's setting by the rule, at even places of the skills that choose."""
+    points = [point.half(0) for point in points_of(records) if point.cluster[0] in choosing]
+    return {row: setting[0] for row, (setting, _) in chosen(points).items()}
+
+
 def interval(clusters: Sequence[Mapping[str, Values]], *, draws: int = DRAWS) -> tuple[float, float]:
     """The 95 % interval of the mean over clusters of the mean over abilities of the mean over examples, in points."""
     draw = np.random.default_rng(0)
