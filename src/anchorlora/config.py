@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from anchorlora.errors import InvalidValue, UnknownName
-from anchorlora.paths import expanded, name_of_task
+from anchorlora.paths import expanded, module_pattern, name_of_task
 from anchorlora.text import without_secrets
 
 # no real use comes near these limits; a larger value is a slip or a trap that would show after hours, or never
@@ -67,7 +67,9 @@ def _within_reach(place: str) -> str:
 
 
 def names_of_modules(targets: tuple[str, ...] | str) -> tuple[str, ...] | str:
-    """Accept names only: matching a stranger's regular expression can take forever."""
+    """Accept names, "all-linear", or a regular expression over whole paths that no path can keep busy."""
+    if isinstance(targets, str) and re.search(r"[\\()\[\]*+?|^$]", targets):
+        return module_pattern(targets).pattern
     names = tuple(name.strip() for name in targets.split(",")) if isinstance(targets, str) else targets
     if names == (ALL_LINEAR,):
         return ALL_LINEAR

@@ -9,6 +9,7 @@ from pathlib import Path
 from anchorlora.errors import InvalidValue
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LONGEST_PATTERN, MOST_TRIES = 1000, 10**6  # characters of a regular expression, and ways in which it may match a path
 RESERVED = {"con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt") for i in range(10)}  # devices, on Windows
 
 
@@ -44,3 +45,27 @@ def nearest_folders(path: Path) -> str:
     siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
     near = get_close_matches(path.name, siblings, n=3, cutoff=0.5)
     return f"; nearest: {', '.join(str(parent / name) for name in near)}" if near else ""
+
+
+def module_pattern(text: str) -> re.Pattern[str]:
+    """Compile a regular expression over paths of modules; refuse a stranger's that could search for longer than seconds."""
+    plain = re.sub(r"\\.|\[[^]]*\]", "c", text)  # an escape or a class is one character
+    plain = re.sub(r"([*+?}])\?", r"\1", plain.replace("(?:", "("))  # a lazy repetition costs what another does
+    repeats, groups = len(re.findall(r"[*+{]", plain)), 1 + plain.count("(") + plain.count("?")
+    choices = (1 + (plain.count("|") + plain.count("?")) / groups) ** groups  # at most, of all groups together
+    strange = re.search(r"\)[*+{]|\(\?", plain) or re.search(r"\\[1-9]", text)
+    if len(text) > LONGEST_PATTERN or strange or repeats > 4 or 40**repeats * choices > MOST_TRIES:
+        raise InvalidValue(
+            f"{text!r:.60} could take forever to search with; leave out repeated groups, look-arounds and back references, or list "
+            "the modules by name"
+        )
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise InvalidValue(f"{text!r:.60} is not a regular expression: {error}") from None
+
+
+def at_the_end(path: str, pattern: str) -> bool:
+    """Return True if a pattern describes a path or the end of it, as PEFT reads the keys of `rank_pattern`."""
+    module_pattern(pattern)
+    return re.match(rf"(.*\.)?({pattern})$", path) is not None

@@ -6,7 +6,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 import models
 from anchorlora import AdapterStack, Freeze, ProjectDisplacement, Retract, Subspace, measure, protect
-from anchorlora.adapters import read_adapter
+from anchorlora.adapters import attach, read_adapter
 from anchorlora.geometry import Product
 from anchorlora.measurement.adapters import layers
 
@@ -44,7 +44,7 @@ def learn(blocks, anchor, constraints, steps=5):
 
 
 def cores(blocks):
-    return {s.name: Subspace(torch.linalg.qr(torch.randn(64, 4)).Q) for s in blocks.anchor().layers}
+    return {s.name: Subspace(torch.linalg.qr(torch.randn(s.current.A.shape[1], 4)).Q) for s in blocks.anchor().layers}
 
 
 def close(a, b):
@@ -76,6 +76,30 @@ def test_an_adapter_of_several_ranks_or_scales_continues_as_one(changes, tmp_pat
     if "rank_pattern" in changes:
         old, both = read_adapter(tmp_path / "old"), read_adapter(tmp_path / "both")
         assert all(both[layer].grown_from(f) is not None for layer, f in old.items()), "missing rows are zero, which is exact"
+
+
+CHOSEN = {
+    "an expression": {"target_modules": r"model\.layers\.[01]\.self_attn\.(q|v)_proj"},
+    "an expression without some": {"target_modules": r".*_proj", "exclude_modules": r".*\.(mlp|0)\..*"},
+    "names without some": {"target_modules": "all-linear", "exclude_modules": ["mlp.up_proj", "o_proj"]},
+    "some layers": {"layers_to_transform": [1]},
+    "one layer by pattern": {"layers_to_transform": 0, "layers_pattern": "layers"},
+    "layers by expressions": {"layers_to_transform": [0, 1], "layers_pattern": ["h", "lay[a-z]+"]},
+    "ranks by an expression": {"rank_pattern": {r".*\.1\..*": 2}, "alpha_pattern": {r"layers\.\d\.self_attn\.v_proj": 1}},
+}
+
+
+@pytest.mark.parametrize("chosen", CHOSEN.values(), ids=CHOSEN)
+def test_layers_that_peft_chose_by_expressions_and_numbers_are_those_that_go_on(chosen, tmp_path):
+    before = save_old(tmp_path / "old", **chosen)
+    assert torch.equal(logits(attach(base(), tmp_path / "old")), before)
+    blocks = AdapterStack.continuing(base(), tmp_path / "old", rank=4)
+    assert close(before, logits(blocks.model))
+    anchor = blocks.anchor(cores=cores(blocks))
+    learn(blocks, anchor, [Retract("A"), ProjectDisplacement("A")])
+    assert measure(anchor).exact
+    blocks.save(tmp_path / "both")
+    assert close(logits(blocks.model), logits(PeftModel.from_pretrained(base(), str(tmp_path / "both"))))
 
 
 def test_the_seed_decides_where_the_new_block_starts(tmp_path):

@@ -22,6 +22,7 @@ KINDS = {
     "rslora": {"r": 8, "lora_alpha": 16, "use_rslora": True},
     "rank pattern": {"r": 4, "lora_alpha": 8, "rank_pattern": {"v_proj": 2, LAYER: 7}},
     "rank and alpha pattern": {"r": 4, "lora_alpha": 8, "rank_pattern": {"v_proj": 2}, "alpha_pattern": {LAYER: 3}},
+    "expressions": {"r": 4, "lora_alpha": 8, "rank_pattern": {r".*\.1\.[^.]+\.v_proj": 2}, "alpha_pattern": {"^model.*0.*": 3}},
     "rslora with ranks": {"r": 4, "lora_alpha": 8, "rank_pattern": {"v_proj": 9}, "use_rslora": True},
 }
 

@@ -1,9 +1,12 @@
 """Adapters of strangers are read as data: what is no plain LoRA adapter is refused by name."""
 
 import json
+import time
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from anchorlora.adapters import read_adapter, write_adapter
@@ -39,10 +42,13 @@ def test_a_layer_may_have_its_own_alpha(adapter):
     assert scales == {"model.layers.0.self_attn.q_proj": 2.0, "model.layers.1.self_attn.q_proj": 1.0}
 
 
-def test_regular_expressions_of_strangers_are_not_run(adapter):
-    edit_config(adapter, alpha_pattern={"(a+)+$": 4})
-    with pytest.raises(ValueError, match="alpha_pattern holds regular expressions"):
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*", r"(a)\1", "(?=a)a", "a?" * 40 + "a" * 40, "(q|r)" * 30, ".*" * 4, "("])
+def test_a_strangers_expression_that_could_take_forever_is_not_run(pattern, adapter):
+    edit_config(adapter, alpha_pattern={pattern: 4})
+    began = time.process_time()
+    with pytest.raises(ValueError, match="alpha_pattern: .*(could take forever|is not a regular expression)"):
         read_adapter(adapter)
+    assert time.process_time() - began < 1
 
 
 def test_hostile_targets_are_data(adapter):
@@ -97,3 +103,19 @@ def test_foreign_tensors_half_pairs_and_nan_are_refused(adapter, tmp_path):
         with pytest.raises(ValueError, match=message):
             read_adapter(adapter)
         (adapter / "adapter_model.safetensors").write_bytes(original)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    before=st.lists(st.sampled_from(["module.", "_orig_mod.", "base_model.model."]), max_size=4),
+    after=st.lists(st.sampled_from(["module.", "_orig_mod.", "_fsdp_wrapped_module."]), max_size=2),
+)
+def test_keys_of_a_wrapped_model_are_the_layers_of_the_model(adapter, before, after):
+    original = {layer: factors.A.clone() for layer, factors in read_adapter(adapter).items()}  # a copy: files are mapped
+    kept = (adapter / "adapter_model.safetensors").read_bytes()
+    wrapped = "".join((*before, "base_model.model.", *after))
+    edit_weights(adapter, lambda tensors: {key.replace("base_model.model.", wrapped): tensor for key, tensor in tensors.items()})
+    read = read_adapter(adapter)
+    assert set(read) == set(original)
+    assert all(torch.equal(read[layer].A, A) for layer, A in original.items())
+    (adapter / "adapter_model.safetensors").write_bytes(kept)

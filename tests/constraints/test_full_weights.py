@@ -209,7 +209,8 @@ def test_what_trains_beside_is_refused_unless_it_is_named(name):
         protect(optimizer, anchor, [ProjectDisplacement("W")]),
     ):
         pass
-    with protect(optimizer, anchor, [ProjectDisplacement("W")], also_training=[name.partition(".")[0]]):
+    how = {"also_training": [name.partition(".")[0]]}
+    with pytest.warns(UserWarning, match="nothing keeps"), protect(optimizer, anchor, [ProjectDisplacement("W")], **how):
         steps(model, optimizer, 3)
     assert name.partition(".")[0] in measure(anchor).unprotected
 

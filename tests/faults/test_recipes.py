@@ -72,6 +72,7 @@ def test_a_field_that_nobody_means_is_refused_by_name(field, value, tmp_path, ca
         (["all-linear"], "all-linear"),
         ("q_proj, v_proj", ("q_proj", "v_proj")),
         (["model.layers.0.self_attn.q_proj"], ("model.layers.0.self_attn.q_proj",)),
+        (r"model\.layers\.(0|1)\.self_attn\.[qkv]_proj", r"model\.layers\.(0|1)\.self_attn\.[qkv]_proj"),
     ],
 )
 def test_names_of_modules_are_taken_in_every_way_that_they_are_written(targets, taken):

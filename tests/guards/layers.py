@@ -30,7 +30,7 @@ def config(**options):
     return LoraConfig(**{"r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **options})
 
 
-def adapted(*, learned=True, bias_in_base=False, **options):
+def adapted(*, learned=True, bias_in_base=False, tied=False, **options):
     """A PEFT model of two layers with the adapter "default"; learned: with a B as if it had been trained."""
     torch.manual_seed(0)
     sizes = {
@@ -40,7 +40,7 @@ def adapted(*, learned=True, bias_in_base=False, **options):
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     }
-    settings = {"vocab_size": 48, "head_dim": 8, "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None}
+    settings = {"vocab_size": 48, "head_dim": 8, "tie_word_embeddings": tied, "bos_token_id": None, "eos_token_id": None}
     base = LlamaForCausalLM(LlamaConfig(attention_bias=bias_in_base, **sizes, **settings))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from anchorlora.adapters.targets import keep_unpacked
 from anchorlora.devices import true_precision
 from anchorlora.errors import AnchorloraError, InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors, Subspace
+
+if TYPE_CHECKING:
+    from anchorlora.adapters.weights import WeightAnchor
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +38,7 @@ class Anchor:
             several examples in one row without padding, what sums over examples takes that, which is faster.
         adapter_name: Name of the adapter in `model` that the layers belong to.
         rest: What else the model computes with, by name: the parameters and saved buffers outside the layers, as they were.
+        beside: The anchor of full weights that train beside the adapter and have cores; None if there are none.
 
     Example:
         >>> from anchorlora import Anchor, ProjectDisplacement, protect
@@ -60,6 +64,7 @@ class Anchor:
     losses: Callable[[int], Iterable[Tensor]] | None = None
     adapter_name: str | None = None
     rest: Mapping[str, Sums] = field(default_factory=dict, repr=False)
+    beside: WeightAnchor | None = None
 
     @classmethod
     def of(
@@ -82,7 +87,8 @@ class Anchor:
             model: A PeftModel, or what wraps one (DDP, torch.compile, a LightningModule).
             adapter_name: Adapter that trains; by default the active one.
             cores: Protected subspaces by layer path in the base model, for every adapted layer; none for the first task. A tensor
-                (d_in, k) with orthonormal columns is taken as well.
+                (d_in, k) with orthonormal columns is taken as well. What trains beside the adapter is protected where it has a core
+                too: a linear layer such as "lm_head" a subspace, an embedding the numbers of the tokens whose rows must stay.
             wides: Wider bases by layer path, for constraints that need them.
             history: Name of the adapter that holds the rows of earlier adapters, frozen.
             past: Tensors that constraints remembered at the end of earlier tasks.
@@ -120,6 +126,10 @@ class Anchor:
         modules = {name: module for name, module in lora.items() if adapter_name in adapters_at(module)}
         if not modules:
             raise UnknownName(f"the model has no LoRA adapter called {adapter_name!r}; it has: {', '.join(_names(lora)) or 'none'}")
+        from anchorlora.adapters.weights import WeightAnchor, trains_whole
+
+        given_whole = {name: cores[name] for name in (cores.keys() - modules.keys()) & trains_whole(model)} if cores else {}
+        cores = {name: core for name, core in cores.items() if name not in given_whole}
         for kind, given in (("cores", cores), ("wide bases", wides)):
             if given and set(given) != set(modules):
                 raise UnknownName(other_layers(kind, set(given), set(modules)))
@@ -143,8 +153,11 @@ class Anchor:
                 with true_precision({current.A.device.type}):
                     whole = WholeLayer.of(name, module, adapter_name, core=core, gated=gates is not None, split=split)
             layers.append(AdaptedLayer(name, current, current.copy(), frozen, core, wide, gated, whole))
-        rest = {name: Sums.of(tensor) for name, tensor in rest_of(model, layers)}
-        return cls(tuple(layers), model, past, losses, adapter_name, rest)
+        held = frozenset(id(layer.factor(name)) for layer in layers for name in layer.names)
+        beside = WeightAnchor.of(model, cores=given_whole, held=held) if given_whole else None
+        known = beside.held if beside else held
+        rest = {n: Sums.of(t) for n, t in rest_of(model, [*layers, *(beside.layers if beside else ())]) if id(t) not in known}
+        return cls(tuple(layers), model, past, losses, adapter_name, rest, beside)
 
     def ending_at(self, factors: Mapping[str, Factors]) -> Anchor:
         """Return an anchor whose change is that of the whole stack: from the history at the task's start to given factors.
@@ -195,13 +208,15 @@ class Anchor:
         adapted = [name for name, module in others.items() if active_adapters({name: module})]
         training = [name.rpartition(".")[0] for name, p in self.trains_beside().items() if id(p) not in idle]
         beside = [path for path in training if not any(f".{name}." in f".{path}." for name in (*protected, *adapted))]
-        return list(dict.fromkeys([*adapted, *beside]))
+        return list(dict.fromkeys([*adapted, *beside, *(self.beside.tied if self.beside else ())]))
 
     def trains_beside(self) -> dict[str, nn.Parameter]:
         """Return every trainable parameter of the model that is not a protected factor, by name."""
         if self.model is None or self.adapter_name is None:
             return {}
-        factors = {id(layer.factor(name)) for layer in self.layers for name in ("A", "B")}
+        factors = {id(layer.factor(name)) for layer in self.layers for name in layer.names}
+        if self.beside is not None:
+            factors |= self.beside.held | {id(layer.factor("W")) for layer in self.beside.layers}
         return {n.replace(COMPILED, ""): p for n, p in self.model.named_parameters() if p.requires_grad and id(p) not in factors}
 
     def replaced(self) -> str | None:

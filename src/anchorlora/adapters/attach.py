@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from anchorlora.adapters.targets import named, refuse_misfit
 from anchorlora.devices import forked_generators
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors
+from anchorlora.paths import at_the_end
 from anchorlora.store.adapter_config import CONFIG_FILE, read_config
 
 # the usual targets of a model that PEFT's table does not have: the first of these groups of which it has all
@@ -98,10 +98,7 @@ def _fill(module: LoraLayer, f: Factors) -> None:
 
 
 def _refuse_what_is_followed(folder: Path) -> None:
-    """Refuse fields by which PEFT would import a module, or would search the model with a stranger's regular expression.
-
-    One in `target_modules` is never searched with: the weights name the layers that it stands for.
-    """
+    """Refuse fields by which PEFT would import a module, and fields that name no modules."""
     path, config = folder / CONFIG_FILE, read_config(folder)
     if config.get("megatron_config"):
         raise InvalidValue(f"{path} has megatron_config, which names code to import; remove it")
@@ -110,12 +107,11 @@ def _refuse_what_is_followed(folder: Path) -> None:
     targets = config.get("target_modules")
     if not isinstance(targets, str) and not _plain_names(targets):
         raise InvalidValue(f"{path}: target_modules is {targets!r:.40}, no list of module names; list them by name")
-    for name in ("exclude_modules", "layers_pattern", "modules_to_save", "target_parameters"):
+    for name in ("modules_to_save", "target_parameters"):
         if not _plain_names(config.get(name)):
             raise InvalidValue(f"{path}: {name} is a regular expression, which is not supported; list the modules by name")
-    ranks = config.get("rank_pattern") or {}
-    if not isinstance(ranks, dict) or not _plain_names(list(ranks)):
-        raise InvalidValue(f"{path}: rank_pattern holds regular expressions, which are not supported; list layers by full path")
+    if not isinstance(config.get("rank_pattern") or {}, dict):
+        raise InvalidValue(f"{path}: rank_pattern is no mapping of layers to ranks")
 
 
 def _of_transformers(mapping: Any) -> bool:
@@ -150,9 +146,9 @@ def refuse_undescribed(saved: Mapping[str, Factors], config: Mapping[str, Any], 
 
 
 def _leaves_out(layer: str, config: Mapping[str, Any]) -> str | None:
-    """The field that keeps PEFT from adapting a layer.  Module names are compared, never used as patterns."""
+    """The field that keeps PEFT from adapting a layer."""
     excluded, targets = config.get("exclude_modules"), config.get("target_modules")
-    if isinstance(excluded, list) and named(layer, excluded):
+    if re.fullmatch(excluded, layer) if isinstance(excluded, str) else named(layer, excluded or ()):
         return "exclude_modules"
     if targets is None or isinstance(targets, str) or layer in targets:
         return None
@@ -166,14 +162,15 @@ def _of_these_numbers(layer: str, config: Mapping[str, Any]) -> bool:
     numbers, patterns = config.get("layers_to_transform"), config.get("layers_pattern")
     if numbers is None or numbers == []:
         return True
-    steps = pairwise(layer.split("."))
-    own = next((step for parent, step in steps if step.isdecimal() and (not patterns or parent in patterns)), None)
+    names = [patterns] if isinstance(patterns, str) else patterns
+    found = [re.match(rf"(?:^|.*?\.){name}\.(\d+)\.", layer) for name in names or [r"[^.]*"]]
+    own = next((match[match.lastindex or 0] for match in found if match), None)
     return own in {str(n) for n in (numbers if isinstance(numbers, list) else [numbers]) if type(n) is int}
 
 
 def _rank(layer: str, config: Mapping[str, Any]) -> tuple[str, Any]:
     """The field that gives a layer's rank, and its value."""
     for name, rank in (config.get("rank_pattern") or {}).items():
-        if named(layer, (name,)):
+        if at_the_end(layer, name):
             return "rank_pattern", rank
     return "r", config.get("r", 8)  # PEFT's own default

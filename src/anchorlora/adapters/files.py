@@ -15,11 +15,13 @@ from torch import Tensor
 
 from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.geometry import Factors
+from anchorlora.paths import at_the_end
 from anchorlora.store.adapter_config import CONFIG_FILE, WEIGHTS_FILE, read_config
 from anchorlora.store.json import converting
 from anchorlora.store.tensors import opened_tensors, write_tensors
 
-COMPILED = "_orig_mod."  # what torch.compile puts into the paths of a model that it wraps
+PEFTS = "base_model.model."  # what PEFT puts before the path of a layer
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # of torch.compile, FSDP and checkpointing
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -73,10 +75,10 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
     stored: dict[str, str] = {}
     with opened_tensors(weights) as file:
         for key in file.keys():  # noqa: SIM118  # a file handle, not a dict
-            match = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", key)
-            if match is None:
+            match = re.fullmatch(r"(.+)\.lora_([AB])\.weight", key)
+            layer = layer_path(match[1]) if match else None
+            if match is None or layer is None:
                 raise InvalidValue(f"{weights} holds {key}, which is not a factor of a plain LoRA adapter on linear layers")
-            layer = match[1].replace(COMPILED, "")
             if stored.setdefault(layer, match[1]) != match[1]:
                 raise InvalidValue(f"{weights} holds {layer} twice, as {stored[layer]} and as {match[1]}; save the adapter again")
             halves.setdefault(layer, {})[match[2]] = file.get_tensor(key)
@@ -97,7 +99,7 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
                 f"{weights}: the factors of {layer} are not matrices: A {[*pair['A'].shape]}, B {[*pair['B'].shape]}"
             )
         rank = pair["A"].shape[0]
-        alpha = _alpha(config, stored[layer])
+        alpha = _alpha(config, stored[layer].removeprefix(PEFTS))
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         try:
             out[layer] = Factors(pair["A"], pair["B"], scale)
@@ -105,6 +107,14 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
             raise InvalidValue(f"{weights}: {layer}: {error}") from None
         _refuse_too_large(out[layer], layer, folder)
     return out
+
+
+def layer_path(key: str) -> str | None:
+    """Return the path of a layer in the base model by its name in a file, whatever wrapped it; None without PEFT's prefix."""
+    for wrapper in WRAPPERS:
+        key = key.replace(wrapper, "")
+    path = re.sub(rf"^(module\.|{re.escape(PEFTS)})*", "", key)  # PEFT may have wrapped twice, DDP the one or the other
+    return path if PEFTS in key.removesuffix(path) else None
 
 
 def fitted(saved: Mapping[str, Factors], modules: Collection[str], *, where: str) -> Mapping[str, Factors]:
@@ -171,8 +181,6 @@ def _remedy(folder: Path) -> str:
 
 
 def _alpha(config: dict[str, Any], layer: str) -> float:
-    """A layer's alpha: PEFT lets `alpha_pattern` name layers by the end of their path."""
-    for name, alpha in config["alpha_pattern"].items():
-        if layer == name or layer.endswith("." + name):
-            return float(alpha)
-    return float(config["lora_alpha"])
+    """A layer's alpha: PEFT reads the keys of `alpha_pattern` as regular expressions for the end of a path."""
+    alphas = config["alpha_pattern"].items()
+    return next((float(alpha) for name, alpha in alphas if at_the_end(layer, name)), float(config["lora_alpha"]))

@@ -21,7 +21,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from anchorlora.adapters.anchor import Anchor
-from anchorlora.adapters.files import read_adapter, write_adapter
+from anchorlora.adapters.files import fitted, read_adapter, write_adapter
 from anchorlora.adapters.gates import Gates
 from anchorlora.adapters.kinds import block_factors
 from anchorlora.adapters.layers import lora_layers, other_layers
@@ -86,7 +86,7 @@ class AdapterStack:
 
     def __post_init__(self) -> None:
         layers = target_layers(self.base, self.targets)
-        self._targets = sorted(layers) if self.targets == "all-linear" else self.targets
+        self._targets = sorted(layers) if isinstance(self.targets, str) else list(self.targets)
         self.fan_in_fan_out = are_transposed(layers.values())
         keep_unpacked(self.base)
         self.base.requires_grad_(False)
@@ -123,7 +123,7 @@ class AdapterStack:
             >>> layer.history.rank, layer.current.rank
             (4, 2)
         """
-        saved = read_adapter(Path(adapter))
+        saved = fitted(read_adapter(Path(adapter)), [name for name, _ in model.named_modules()], where=str(adapter))
         refuse_misfit(model, saved, where=str(adapter))
         scale = next(iter(saved.values())).scale
         stack = cls(model, tuple(sorted(saved)), rank=rank, alpha=scale * rank, dropout=dropout)
@@ -304,7 +304,7 @@ class AdapterStack:
             r=rank,
             lora_alpha=self.scale * rank,  # PEFT divides by the rank of this adapter: the scale must not change with history
             lora_dropout=dropout,
-            target_modules=self._targets if isinstance(self._targets, str) else list(self._targets),
+            target_modules=self._targets,
             fan_in_fan_out=self.fan_in_fan_out,
             task_type="CAUSAL_LM",
         )

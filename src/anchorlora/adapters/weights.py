@@ -1,9 +1,10 @@
-"""Full weights without LoRA: the anchor of linear layers whose weight itself trains.
+"""Full weights, alone or beside LoRA: the anchor of linear layers and embeddings whose weight itself trains.
 
     W  (d_out, d_in)  weight      V  (d_in, k)  core      dW = W - W_0 = I dW      I  the identity, never stored
 
 With A = W and B = I, a full weight is the linear case of s B A: nothing is bilinear, so dW V = 0 alone keeps the layer's answer on
-the core, and there is no second factor to freeze.
+the core, and there is no second factor to freeze. An embedding is the same map with one-hot inputs: V are tokens, and their rows
+stay bitwise what they were.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from peft.tuners.trainable_tokens import TrainableTokensLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 
 from anchorlora.adapters.anchor import Anchor, as_subspace, rest_of
 from anchorlora.adapters.guard import Sums
 from anchorlora.adapters.kinds import kind_of
-from anchorlora.adapters.layers import COMPILED, AdaptedLayer, lora_layers
+from anchorlora.adapters.layers import COMPILED, AdaptedLayer, base_model_in, lora_layers
 from anchorlora.adapters.sharding import is_split, refuse_flat_parameters
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors, Product, Subspace
+from anchorlora.geometry.subspace import TokenRows
 
 EXACT = (torch.float32, torch.float64)
 
@@ -45,24 +50,38 @@ class Weight(Factors):
 
     def copy(self) -> Weight:
         """Return a detached copy."""
-        return Weight(self.A.detach().clone())
+        return type(self)(self.A.detach().clone())
 
     def whole(self) -> Weight:
         """Return the weight itself: it is never split."""
         return self
 
     def product(self) -> Product:
-        """Return I W."""
-        A = in_float64(self.A.detach())
-        return Product(torch.eye(A.shape[0], dtype=A.dtype, device=A.device), A)
+        """Return I W, or W I where that identity is the smaller one."""
+        W = in_float64(self.A.detach())
+        identity = torch.eye(min(W.shape), dtype=W.dtype, device=W.device)
+        return Product(W, identity) if W.shape[0] > W.shape[1] else Product(identity, W)
 
     def since(self, anchor: Factors) -> Product:
         """Return the change I (W - W_0) in float64."""
-        return Weight(in_float64(self.A.detach()) - in_float64(anchor.A.detach())).product()
+        return type(self)(in_float64(self.A.detach()) - in_float64(anchor.A.detach())).product()
 
     def storage_floor(self, *, k: int, d: int, unit: float) -> float:
         """Return the norm on k of d directions that rounding explains: unit |W| sqrt(k/d)."""
         return unit * float(in_float64(self.A.detach()).norm()) * math.sqrt(k / d)
+
+
+class Rows(Weight):
+    """The weight (tokens, d) of an embedding, which maps a one-hot token: the transpose of a linear layer's."""
+
+    def product(self) -> Product:
+        """Return I W^T, (d, tokens)."""
+        W = in_float64(self.A.detach())
+        return Product(torch.eye(W.shape[1], dtype=W.dtype, device=W.device), W.T)
+
+    def storage_floor(self, *, k: int, d: int, unit: float) -> float:
+        """Return 0: protected rows are put back bitwise."""
+        return 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +92,30 @@ class WeightLayer(AdaptedLayer):
     has: ClassVar[str] = 'a full weight is one factor, "W"'
 
 
+class EmbeddingLayer(WeightLayer):
+    """One embedding whose weight trains; its rows are given transposed, as those of a linear layer (d, tokens)."""
+
+    def rows(self, name: str) -> Tensor:
+        """Return the live weight, transposed; writing to it moves the parameter."""
+        return super().rows(name).T
+
+    def gradient_rows(self, name: str) -> Tensor | None:
+        """Return its gradient, transposed."""
+        gradient = super().gradient_rows(name)
+        return None if gradient is None else gradient.T
+
+    def start_rows(self, name: str) -> Tensor:
+        """Return the weight at the start, transposed."""
+        return super().start_rows(name).T
+
+
 @dataclass(frozen=True, eq=False)
 class WeightAnchor(Anchor):
-    """Linear layers without LoRA, with their weights at the start of a task and the directions to protect.
+    """Linear layers and embeddings without LoRA, with their weights at the start of a task and the directions to protect.
 
-    Give it to `protect` or `ProtectionCallback` in place of an `Anchor`, with `ProjectDisplacement("W")`. It holds one copy of each
-    protected weight. Whatever else trains, such as biases, norms and embeddings, is refused unless `also_training` names it.
+    Give it to `protect` or `ProtectionCallback` in place of an `Anchor`, with `ProjectDisplacement("W")`. For weights that train
+    beside LoRA, `Anchor.of` makes it of the cores that it is given for them. It holds one copy of each protected weight. Whatever
+    else trains, such as biases and norms, is refused unless `also_training` names it.
 
     Example:
         >>> from anchorlora import ProjectDisplacement, measure, protect
@@ -99,23 +136,31 @@ class WeightAnchor(Anchor):
         True
     """
 
+    held: frozenset[int] = frozenset()  # identities of what trains beside and is protected otherwise
+    tied: tuple[str, ...] = ()  # modules that compute with protected rows too, in a way that nothing protects
+
     @classmethod
-    def of(cls, model: nn.Module, *, cores: Mapping[str, Subspace | Tensor] = {}) -> WeightAnchor:  # type: ignore[override]
+    def of(  # type: ignore[override]
+        cls, model: nn.Module, *, cores: Mapping[str, Subspace | Tensor] = {}, held: frozenset[int] = frozenset()
+    ) -> WeightAnchor:
         """Return the anchor of the layers that cores are given for.
 
         Args:
             model: A model whose full weights train, or what wraps it (DDP, torch.compile).
             cores: Layer path in the model, such as "model.layers.0.self_attn.q_proj" -> protected subspace (d_in, k), or a tensor
-                with orthonormal columns.
+                with orthonormal columns. For an embedding, the numbers of the tokens whose rows must stay, such as
+                `torch.unique(ids)` of old text; rows that PEFT trains alone (`trainable_token_indices`) may not be among them.
+            held: Identities of parameters that another anchor holds.
 
         Returns:
             The anchor, with copies of the present weights.
 
         Raises:
             UnknownName: No cores are given, or the model has no layer of such a path.
-            InvalidType: A layer is not linear, has an adapter, or its weight is not stored in float32 or float64; the weights lie
-                in flat buffers (FSDP1, DeepSpeed ZeRO) or are split (FSDP2).
-            InvalidValue: A weight does not train or is shared with another layer, or a core has another width.
+            InvalidType: A layer is neither linear nor an embedding, has an adapter, or its weight is not stored in float32 or
+                float64; the weights lie in flat buffers (FSDP1, DeepSpeed ZeRO) or are split (FSDP2).
+            InvalidValue: A weight does not train or is shared with another layer, or a core has another width; a token's row is to
+                stay and to train.
         """
         refuse_flat_parameters(model)
         if is_split(model):
@@ -125,28 +170,39 @@ class WeightAnchor(Anchor):
         modules, adapted = _modules(model), lora_layers(model)
         if unknown := [name for name in cores if name not in modules and name not in adapted]:
             raise UnknownName(f"the model has no layer {unknown[0]}; a core's name is the layer's path in the model")
-        layers = []
+        layers, tied = list[WeightLayer](), list[str]()
         for name in (*modules, *adapted):  # in the model's order
             if name not in cores:
                 continue
-            weight, core = _trained_weight(name, modules, adapted), as_subspace(cores[name], at=name)
-            if core is None or core.d != weight.shape[1]:
-                width = "no" if core is None else core.d
+            rows = getattr(modules.get(name), "token_adapter", None)
+            if isinstance(rows, TrainableTokensLayer):
+                held |= {id(_trained_rows(name, rows, cores[name]))}
+                tied += [other for other, module in modules.items() if _is_tied(module, rows)]
+                continue
+            weight = _trained_weight(name, modules, adapted)
+            if isinstance(modules[name], nn.Embedding):
+                core = TokenRows(_tokens(cores[name], at=name), d=len(weight))
+                layers.append(EmbeddingLayer(name, Rows(weight), Rows(weight).copy(), core=core))
+                continue
+            directions = as_subspace(cores[name], at=name)
+            if directions is None or directions.d != weight.shape[1]:
+                width = "no" if directions is None else directions.d
                 raise InvalidValue(f"the core of {name} has width {width}, but its weight reads {weight.shape[1]} inputs")
-            current = Weight(weight)
-            layers.append(WeightLayer(name, current, current.copy(), core=core))
+            layers.append(WeightLayer(name, Weight(weight), Weight(weight).copy(), core=directions))
         _refuse_shared(model, layers)
-        rest = {name: Sums.of(tensor) for name, tensor in rest_of(model, layers)}
-        return cls(tuple(layers), model, rest=rest)
+        rest = {name: Sums.of(tensor) for name, tensor in rest_of(model, layers) if id(tensor) not in held}
+        return cls(tuple(layers), model, rest=rest, held=held, tied=tuple(tied))
 
     def unprotected(self) -> list[str]:
-        """Return the paths of the layers that train although the anchor does not hold them."""
+        """Return the paths of the layers that train although the anchor does not hold them; beside LoRA, its anchor does that."""
+        if self.held:
+            return []
         return list(dict.fromkeys(name.rpartition(".")[0] for name in self.trains_beside()))
 
     def trains_beside(self) -> dict[str, nn.Parameter]:
         """Return every trainable parameter of the model that is not a protected weight, by name."""
         assert self.model is not None
-        weights = {id(layer.factor("W")) for layer in self.layers}
+        weights = self.held | {id(layer.factor("W")) for layer in self.layers}
         named = self.model.named_parameters()
         return {n.replace(COMPILED, ""): p for n, p in named if p.requires_grad and id(p) not in weights}
 
@@ -159,20 +215,58 @@ class WeightAnchor(Anchor):
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules without an adapter by their path in the model, whatever wraps it."""
+    """The modules without an adapter by their path in the base model, whatever wraps it; of those that PEFT copied, the copies."""
     inner: Any = model
     while isinstance(inner, nn.parallel.DistributedDataParallel) or hasattr(inner, "_orig_mod"):
         inner = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner._orig_mod
-    return {name.replace(COMPILED, ""): module for name, module in inner.named_modules() if kind_of(module) is None}
+    named = base_model_in(inner).named_modules()
+    return {name.replace(COMPILED, ""): _trained(module) for name, module in named if kind_of(module) is None}
+
+
+def _trained(module: nn.Module) -> nn.Module:
+    """The copy of a module that PEFT trains and saves in its place (`modules_to_save`), or the module."""
+    if isinstance(module, ModulesToSaveWrapper) and module.active_adapters:
+        return module.modules_to_save[module.active_adapters[0]]
+    return module
+
+
+def trains_whole(model: nn.Module) -> set[str]:
+    """Return the paths of the modules beside the adapted layers whose weight, or some rows of it, trains."""
+    modules = {name: module for name, module in _modules(model).items() if not isinstance(module, BaseTunerLayer)}
+    parts = {name: module.parameters(recurse=hasattr(module, "token_adapter")) for name, module in modules.items()}
+    return {name for name, parameters in parts.items() if any(p.requires_grad for p in parameters)}
+
+
+def _is_tied(module: nn.Module, rows: TrainableTokensLayer) -> bool:
+    """True for a module that computes with the same trained rows, such as a head that is tied to the embedding."""
+    other = getattr(module, "token_adapter", None)
+    return other is not rows and getattr(other, "tied_adapter", None) is rows
+
+
+def _tokens(given: Any, *, at: str) -> Tensor:
+    if not isinstance(given, Tensor) or given.is_floating_point():
+        raise InvalidType(f"{at} is an embedding: give the numbers of its tokens whose rows must stay, not a subspace")
+    return given
+
+
+def _trained_rows(name: str, rows: TrainableTokensLayer, kept: Any) -> nn.Parameter:
+    """The rows of an embedding that PEFT trains: by construction, no other one moves."""
+    (adapter,) = rows.active_adapters
+    core = TokenRows(_tokens(kept, at=name), d=rows.base_layer.weight.shape[0])
+    both = sorted({int(token) for token in rows.token_indices[adapter]} & set(core.tokens.tolist()))
+    if both:
+        raise InvalidValue(f"the row of token {both[0]} at {name} is to train and to stay; take it out of trainable_token_indices")
+    trained: nn.Parameter = rows.trainable_tokens_delta[adapter]
+    return trained
 
 
 def _trained_weight(name: str, modules: Mapping[str, nn.Module], adapted: Mapping[str, Any]) -> nn.Parameter:
     if name in adapted:
         raise InvalidType(f"{name} has an adapter, and its own weight does not train; use Anchor.of(model) for it")
     weight = modules[name]._parameters.get("weight")
-    if not isinstance(modules[name], nn.Linear) or weight is None or weight.ndim != 2:
+    if not isinstance(modules[name], nn.Linear | nn.Embedding) or weight is None or weight.ndim != 2:
         kind = type(modules[name]).__name__
-        raise InvalidType(f"{name} is a {kind}, not a linear layer with a weight of its own; give no core for it")
+        raise InvalidType(f"{name} is a {kind}, not a linear layer or an embedding with a weight of its own; give no core for it")
     if weight.dtype not in EXACT:
         raise InvalidType(
             f"exact protection needs a float32 weight, but that of {name} is {weight.dtype}, and a master copy that an optimizer "

@@ -40,7 +40,7 @@ def core_of(layer: AdaptedLayer) -> Subspace:
     if layer.core is None:
         raise InvalidValue(f"nothing is protected at {layer.name}: it has no core; pass cores=store.cores() to Anchor.of")
     name = layer.names[0]
-    reads = layer.factor(name)
+    reads = layer.rows(name)
     if layer.core.d != reads.shape[1]:
         raise InvalidValue(f"the core at {layer.name} has width {layer.core.d}, but its {name} reads {reads.shape[1]} inputs")
     return layer.core.to(dtype=torch.float64, device=float64_device(reads.device))
@@ -194,7 +194,8 @@ def _digests(anchor: Anchor) -> dict[str, str]:
     for layer in anchor.layers:
         for directions in (layer.core, layer.wide):
             if directions is not None:
-                cores.update(directions.basis.detach().cpu().contiguous().numpy().tobytes())
+                held = directions.basis if directions.tokens is None else directions.tokens
+                cores.update(held.detach().cpu().contiguous().numpy().tobytes())
         for name in layer.names:
             if not layer.is_split(name):
                 factors.update(layer.factor(name).detach().cpu().contiguous().float().numpy().tobytes())

@@ -88,6 +88,9 @@ class _FromAnchor(ActiveConstraint):
             return
         for layer, core in self.targets:
             rows = layer.rows(self.factor)
+            if core.tokens is not None:  # rows of an embedding are put back bitwise, without a copy of the whole
+                rows[:, core.tokens] = layer.start_rows(self.factor)[:, core.tokens]
+                continue
             start = in_float64(layer.start_rows(self.factor))  # read anew: a later `Retract` may move it
             rows.copy_(start + core.outside(in_float64(rows) - start))
 
@@ -96,8 +99,11 @@ class _FromAnchor(ActiveConstraint):
 
     def violation(self) -> str | None:
         for layer, core in self.targets:
-            rows, start = in_float64(layer.rows(self.factor)), in_float64(layer.start_rows(self.factor))
-            moved, bound = off_core(rows - start, core, size=rows)
+            rows, start = layer.rows(self.factor), layer.start_rows(self.factor)
+            if core.tokens is not None:
+                moved, bound = float((rows[:, core.tokens] - start[:, core.tokens]).norm()), 0.0
+            else:
+                moved, bound = off_core(in_float64(rows) - in_float64(start), core, size=in_float64(rows))
             if not moved <= bound:
                 return on_core(f"|d{self.factor} V|", layer, moved, bound)
         return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +126,7 @@ def protect(
     refuse_others_factors(inner, anchor)
     refuse_replaced(anchor)
     refuse_unprotected(inner, anchor, also_training)
+    _name_unprotected(anchor)
     active = Protection()
     hooks: list[Any] = []
     ends: list[Callable[[], None]] = []
@@ -153,7 +155,8 @@ def protect(
                 for c in active:
                     c.begin(step)
             try:
-                yield active
+                with _beside(inner, anchor, also_training, check_every=check_every, step=step):
+                    yield active
             except BaseException as error:
                 _note_what_is_left(error, steps, active)
                 raise
@@ -164,6 +167,23 @@ def protect(
     except KeyboardInterrupt:
         _release(steps, hooks, ends, active, flags)
         raise
+
+
+def _name_unprotected(anchor: Anchor) -> None:
+    """Warn of what trains without protection, even where somebody has allowed it."""
+    training, tied = anchor.trains_beside(), anchor.beside.tied if anchor.beside is not None else ()
+    named = [path for path in anchor.unprotected() if path in tied or any(f".{path}." in f".{name}." for name in training)]
+    if named:
+        more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+        warnings.warn(f"nothing keeps what trains beside the protected layers: {', '.join(named[:3])}{more}", stacklevel=4)
+
+
+def _beside(optimizer: Optimizer, anchor: Anchor, also_training: Collection[str], **how: int) -> AbstractContextManager[Any]:
+    """Protect the full weights that train beside the adapter and have cores; all else is the outer block's to watch."""
+    if anchor.beside is None or not anchor.beside.layers:
+        return nullcontext()
+    others = [*also_training, *anchor.beside.trains_beside()]
+    return protect(optimizer, anchor.beside, [ProjectDisplacement("W")], also_training=others, **how)
 
 
 def create_protected_optimizer(

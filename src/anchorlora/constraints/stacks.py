@@ -75,7 +75,7 @@ class StackedCores:
         import torch
 
         stacks = stacks_of(anchor.layers, factor)
-        if stacks is None:
+        if stacks is None or any(layer.core is not None and layer.core.tokens is not None for layer in anchor.layers):
             return None
         device = anchor.layers[0].rows(factor).device
         cores = {layer.name: placed(core_of(layer).basis, torch.float64, device) for layer in anchor.layers}

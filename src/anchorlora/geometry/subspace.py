@@ -105,6 +105,11 @@ class Subspace:
         """Number of protected directions."""
         return self.basis.shape[1]
 
+    @property
+    def tokens(self) -> Tensor | None:
+        """Numbers (k,) of the protected rows of an embedding; None for directions that are held as a basis."""
+        return None
+
     def coordinates(self, rows: Tensor) -> Tensor:
         """Return the components along the directions, x V.
 
@@ -216,6 +221,47 @@ class Subspace:
         keep = values > 1e-12
         directions = columns @ (vectors[:, keep] / values[keep].sqrt())
         return cls(torch.linalg.qr(directions).Q.contiguous())
+
+
+class TokenRows(Subspace):
+    """Protected rows of an embedding: the one-hot directions of tokens, of which only the numbers are stored: `tokens` (k,)."""
+
+    def __init__(self, tokens: Tensor, *, d: int) -> None:
+        known = torch.unique(tokens.detach().cpu())
+        if not known.numel() or known.is_floating_point() or int(known[0]) < 0 or int(known[-1]) >= d:
+            raise InvalidValue(f"tokens are given by their numbers, at least one and each below {d}")
+        vars(self).update(_tokens=known, _width=d)
+
+    @property
+    def d(self) -> int:
+        """Number of tokens of the vocabulary."""
+        return int(vars(self)["_width"])
+
+    @property
+    def k(self) -> int:
+        """Number of protected tokens."""
+        return self.tokens.numel()
+
+    @property
+    def tokens(self) -> Tensor:
+        """Numbers (k,) of the protected tokens, ascending."""
+        numbers: Tensor = vars(self)["_tokens"]
+        return numbers
+
+    def check(self, *, sound: int = 0) -> None:
+        """Check nothing: one-hot directions are orthonormal."""
+
+    def coordinates(self, rows: Tensor) -> Tensor:
+        """Return the columns of the protected tokens: rows (..., d) -> (..., k)."""
+        return rows[..., self.tokens.to(rows.device)]
+
+    def outside(self, rows: Tensor) -> Tensor:
+        """Return the rows (..., d) with those columns set to zero."""
+        return rows.index_fill(-1, self.tokens.to(rows.device), 0.0)
+
+    def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> TokenRows:
+        """Return itself: there is no basis to move."""
+        return self
 
 
 @dataclass(frozen=True, eq=False)

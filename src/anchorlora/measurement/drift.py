@@ -162,7 +162,7 @@ def measure(anchor: Anchor, cores: Mapping[str, Subspace | Tensor] = NOTHING) ->
     live = anchor.live()
     squares = {
         layer.name: _squares(layer, cores.get(layer.name, layer.core), live.get(layer.name, layer.current))
-        for layer in anchor.layers
+        for layer in (*anchor.layers, *(anchor.beside.layers if anchor.beside else ()))
     }
     outside, beside = anchor.changed(), anchor.changed_beside()
     if beside:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from pathlib import Path
 from typing import Any
 
 from anchorlora.errors import InvalidValue
+from anchorlora.paths import module_pattern
 from anchorlora.store.json import Unreadable, load
 
 ADAPTER_FILES = CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
@@ -57,9 +57,29 @@ def read_config(folder: Path) -> dict[str, Any]:
     for alpha in (config.get("lora_alpha"), *(known.values() if isinstance(known, dict) else ())):
         if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
             raise InvalidValue(f"{path}: lora_alpha is {alpha!r}, not a number")
-    if not isinstance(known, dict) or not all(re.fullmatch(r"[\w.]+", str(key)) for key in known):
-        raise InvalidValue(f"{path}: alpha_pattern holds regular expressions, which are not supported; list layers by full path")
+    if not isinstance(known, dict):
+        raise InvalidValue(f"{path}: alpha_pattern is {known!r:.40}, not a mapping of layers to numbers")
+    _refuse_slow(path, config, known)
     return {**config, "alpha_pattern": known}
+
+
+def _refuse_slow(path: Path, config: dict[str, Any], alphas: dict[str, Any]) -> None:
+    """Refuse regular expressions that would keep whoever reads the configuration busy.
+
+    One in `target_modules` is never searched with: the weights name the layers that it stands for.
+    """
+    ranks, several = config.get("rank_pattern") or {}, config.get("layers_pattern") or []
+    fields = {"alpha_pattern": list(alphas), "rank_pattern": list(ranks) if isinstance(ranks, dict) else [ranks]}
+    fields["exclude_modules"] = [config["exclude_modules"]] if isinstance(config.get("exclude_modules"), str) else []
+    fields["layers_pattern"] = several if isinstance(several, list) else [several]
+    for name, patterns in fields.items():
+        for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise InvalidValue(f"{path}: {name} holds {pattern!r:.40}, which names no module")
+            try:
+                module_pattern(pattern)
+            except InvalidValue as error:
+                raise InvalidValue(f"{path}: {name}: {error}") from None
 
 
 def adapter_sha256(folder: Path) -> str:
