@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,6 @@ Read = TypeVar("Read")
 LARGEST = 64 * 2**20  # bytes of a file that is read whole; data files may be larger
 DEEPEST = 40  # parts within parts
 INTEGER_BITS = 128  # tokenizers are saved with a length of 10^30 that stands for none
-SIMPLE = (str, int, float, type(None))  # bool is an int
 
 
 class FilePart(BaseModel):
@@ -56,7 +55,7 @@ def text_of(path: Path, *, largest: int = LARGEST) -> str:
 def loads(text: str) -> Any:
     """Parse JSON, strictly by the standard."""
     try:
-        content = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
+        content = STRICT.decode(text)
     except Unreadable:
         raise
     except json.JSONDecodeError as error:
@@ -76,11 +75,28 @@ def load(path: Path, *, largest: int = LARGEST) -> Any:
 def plain(content: Any) -> Any:
     """Return the content if it consists of lists, objects, text, numbers, truth values and null alone."""
     seen: set[int] = set()
-    level = [content]
+    level: list[Any] = [content]
     for _ in range(DEEPEST):
-        level = [inner for part in level for inner in _within(part, seen)]
-        if not level:
+        below: list[Any] = []
+        for part in level:
+            if isinstance(part, str):
+                _refuse_surrogates(part)
+            elif isinstance(part, (dict, list)):
+                if id(part) in seen:
+                    raise Unreadable("holds one part in two places (an alias); write it out twice")
+                seen.add(id(part))
+                below += part if isinstance(part, list) else _values(part)
+            elif isinstance(part, float):
+                if not math.isfinite(part):
+                    raise Unreadable(f"holds {part}, which is not a number")
+            elif isinstance(part, int):
+                if part.bit_length() > INTEGER_BITS:
+                    raise Unreadable("holds a number that is too long")
+            elif part is not None:
+                raise Unreadable(f"holds a {type(part).__name__}, which is neither text nor a number")
+        if not below:
             return content
+        level = below
     raise Unreadable("nested too deeply")
 
 
@@ -140,26 +156,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def _within(part: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield the direct members of a part, after checking the part itself."""
-    if isinstance(part, (dict, list)):
-        if id(part) in seen:
-            raise Unreadable("holds one part in two places (an alias); write it out twice")
-        seen.add(id(part))
-        yield from _members(part)
-    elif not isinstance(part, SIMPLE):
-        raise Unreadable(f"holds a {type(part).__name__}, which is neither text nor a number")
-    elif isinstance(part, str):
-        _refuse_surrogates(part)
-    elif isinstance(part, float) and not math.isfinite(part):
-        raise Unreadable(f"holds {part}, which is not a number")
-    elif isinstance(part, int) and part.bit_length() > INTEGER_BITS:
-        raise Unreadable("holds a number that is too long")
+STRICT = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_once)  # making one takes longer than a line
 
 
-def _members(part: dict | list) -> Iterable[Any]:
-    if isinstance(part, list):
-        return part
+def _values(part: dict[Any, Any]) -> Iterable[Any]:
     for name in part:
         if not isinstance(name, str):
             raise Unreadable(f"holds the key {name!r:.60}, which is not text")
@@ -168,7 +168,8 @@ def _members(part: dict | list) -> Iterable[Any]:
 
 
 def _refuse_surrogates(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise Unreadable("holds characters that are not Unicode text") from None
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Unreadable("holds characters that are not Unicode text") from None

@@ -5,15 +5,17 @@ right.json: of a whole run, right and wrong answers alone, without a word of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import StringConstraints
+from pydantic import StringConstraints, TypeAdapter, ValidationError
 
-from anchorlora.store.json import FilePart, read_json
+from anchorlora.store.json import INTEGER_BITS, FilePart, read_json
 
 REMEDY = "call the run again"
+BLOCK = 10_000  # lines that are parsed together
 Right = dict[Literal["AA", "LA"], dict[str, Annotated[str, StringConstraints(pattern="^[01]*$")]]]  # task -> a digit an example
 
 
@@ -35,8 +37,29 @@ class Prediction(FilePart):
         return bool(primary) if primary in (0, 1) else None
 
 
+PREDICTIONS = TypeAdapter(list[Prediction])
+
+
 def read_predictions(path: Path) -> Iterator[Prediction]:
-    """Yield the predictions of a file, line by line."""
+    """Yield the predictions of a file; a line that is wrong is named."""
+    first = 1
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        for number, line in enumerate(file, 1):
-            yield read_json(line, Prediction, where=f"{path}, line {number}", remedy=REMEDY)
+        while lines := list(islice(file, BLOCK)):
+            places = (f"{path}, line {number}" for number, _ in enumerate(lines, first))
+            one_by_one = (read_json(line, Prediction, where=at, remedy=REMEDY) for line, at in zip(lines, places, strict=True))
+            yield from _together(lines) or one_by_one
+            first += len(lines)
+
+
+def _together(lines: Sequence[str]) -> list[Prediction] | None:
+    """Predictions parsed at once, in a third of the time; None where one line may not be what `read_json` takes."""
+    text = ",".join(lines)
+    try:
+        found = PREDICTIONS.validate_json(f"[{text}]")
+    except ValidationError:
+        return None
+    # a key that is there twice counts once among what was parsed; in a string, a quotation mark has a backslash before it
+    keys = sum(len(each.model_fields_set) + len(each.metrics) for each in found)
+    colons, *apart = (text.count(f'"{after}') - text.count(f'\\"{after}') for after in ":\t\r\n ")
+    usual = len(found) == len(lines) and colons == keys and not any(apart)
+    return found if usual and all(each.index.bit_length() <= INTEGER_BITS for each in found) else None

@@ -22,6 +22,16 @@ Family = Literal["shared", "cumulative"]
 FAMILIES: dict[Family, str] = {"shared": "shared adapter", "cumulative": "one block per task"}  # as words
 
 
+@dataclass
+class Graded:
+    """Which test examples (task, index) a run answered right; None where an answer is neither right nor wrong."""
+
+    learned: dict[tuple[str, int], bool | None]  # when their task had been learned
+    last: dict[tuple[str, int], bool | None]  # at the end
+    labels: dict[str, int]  # task -> how many different right answers its examples have
+    known: bool  # no answer of any task after any task is neither
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished run: its directory, its record, and what was measured beside it.
@@ -45,19 +55,28 @@ class Run:
         """Task -> label -> how many examples have it; empty if neither the record nor a labels.json says so."""
         return self.record.labels if self.record.labels is not None else self.counted or {}
 
+    def said(self, *path: str) -> Any:
+        """Return a value of the protocol, which has any shape; None where it is not given.
+
+        Args:
+            *path: Names, from the outermost to the innermost.
+        """
+        value: Any = self.record.protocol
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
     @property
     def tested(self) -> dict[str, int]:
         """Task -> examples that it was tested on, of the tasks whose number the protocol gives."""
-        examples: Any = self.record.protocol.get("examples")
-        sizes = examples if isinstance(examples, dict) else {}
-        found = {task: each.get("test") for task, each in sizes.items() if isinstance(each, dict)}
-        return {task: n for task, n in found.items() if type(n) is int and n > 0}
+        examples = self.said("examples")
+        sizes = {task: self.said("examples", task, "test") for task in examples} if isinstance(examples, dict) else {}
+        return {task: n for task, n in sizes.items() if type(n) is int and n > 0}
 
     @property
     def trained(self) -> bool:
         """False for a run at learning rate 0, which tests the base model."""
-        training: Any = self.record.protocol.get("training")
-        return not (isinstance(training, dict) and training.get("learning_rate") == 0)
+        return self.said("training", "learning_rate") != 0
 
     @property
     def method(self) -> str:
@@ -85,13 +104,9 @@ class Run:
         Args:
             task: One of the run's tasks.
         """
-        protocol: Any = self.record.protocol
-        try:
-            examples, training = protocol["examples"][task]["train"], protocol["training"]
-            epochs, window = training["epochs"], training["window"]
-        except (KeyError, TypeError):
-            return None
-        return epochs * -(-examples // window) if all(type(n) is int and n > 0 for n in (examples, epochs, window)) else None
+        sizes = (self.said("examples", task, "train"), self.said("training", "epochs"), self.said("training", "window"))
+        examples, epochs, window = sizes
+        return epochs * -(-examples // window) if all(type(n) is int and n > 0 for n in sizes) else None
 
     @cached_property
     def answers(self) -> dict[str, dict[tuple[str, int], bool]]:
@@ -107,30 +122,39 @@ class Run:
                 name: {(task, i): each == "1" for task, row in tasks.items() for i, each in enumerate(row)}
                 for name, tasks in digits.items()
             }
+        found = self.graded
+        return {"AA": found.last, "LA": found.learned} if found and found.known else {}  # type: ignore[dict-item]  # no None then
+
+    @cached_property
+    def graded(self) -> Graded | None:
+        """Every task's predictions, read once; None where a file is not there."""
         files = [RunFolder(self.folder).task(number, task).predictions for number, task in enumerate(self.order, 1)]
         if not all(path.is_file() for path in files):
-            return {}
-        found: dict[str, dict[tuple[str, int], bool]] = {"AA": {}, "LA": {}}
+            return None
+        found = Graded({}, {}, {}, known=True)
         for task, path in zip(self.order, files, strict=True):
+            labels = set()
             for each in read_predictions(path):
-                if each.right is None:
-                    return {}
-                for name, counts in (("LA", each.task == task), ("AA", path == files[-1])):
-                    if counts:
-                        found[name][each.task, each.index] = each.right
+                place, right = (each.task, each.index), each.right
+                found.known &= right is not None
+                if each.task == task:
+                    found.learned[place] = right
+                    labels.add(each.gold)
+                if path == files[-1]:
+                    found.last[place] = right
+            found.labels[task] = len(labels)
         return found
 
     @property
     def task1_state(self) -> str | None:
         """Hash of the state that a mechanism trace starts from; None if the protocol has none."""
-        named = self.record.protocol.get("task1_state")
+        named = self.said("task1_state")
         return named if isinstance(named, str) else None
 
     @property
     def energy_asked(self) -> float | None:
         """The share of energy that cores should retain (a fraction); None if the protocol does not give it."""
-        features: Any = self.record.protocol.get("features")
-        share = features.get("energy") if isinstance(features, dict) else None
+        share = self.said("features", "energy")
         return share if isinstance(share, float) and 0 <= share <= 1 else None
 
 
@@ -146,6 +170,7 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
         InvalidValue: If a folder holds no finished run, or one of its files is not what the run wrote.
     """
     found: dict[Path, Run] = {}
+    labels: dict[Path, Labels] = {}
     for folder in folders:
         if not folder.is_dir():
             raise InvalidValue(f"{folder} is not a folder; give run directories, or folders that hold them")
@@ -156,7 +181,7 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
             raise InvalidValue(f"{folder} holds no finished run: no {RECORD_FILE} in it")
         for path in records:
             if path.parent.resolve() not in found:
-                found[path.parent.resolve()] = _read(path.parent, folder)
+                found[path.parent.resolve()] = _read(path.parent, folder, labels)
     return list(found.values())
 
 
@@ -230,19 +255,21 @@ def deviation_of(values: Iterable[float | None]) -> float | None:
     return deviation([value for value in values if value is not None])
 
 
-def _read(folder: Path, root: Path) -> Run:
+def _read(folder: Path, root: Path, labels: dict[Path, Labels]) -> Run:
     opened = RunFolder(folder)
     bare, path = Run(folder, opened.read_record()), opened.trace
     traced = path.exists() and len(bare.order) == 2 and bare.task1_state is not None
     points = read_trace(path, steps=bare.steps(bare.order[1])) if traced else ()
-    return Run(folder, bare.record, _evaluation(bare), points, _counted(folder, root))
+    return Run(folder, bare.record, _evaluation(bare), points, _counted(folder, root, labels))
 
 
-def _counted(folder: Path, root: Path) -> Labels | None:
-    """The nearest labels.json from a run's folder up to the one that was asked for."""
+def _counted(folder: Path, root: Path, read: dict[Path, Labels]) -> Labels | None:
+    """The nearest labels.json from a run's folder up to the one that was asked for, which many runs share."""
     for place in (folder, *folder.parents):
         if (path := place / LABELS_FILE).is_file():
-            return read_file(path, Labels, remedy="count them again with tools/count_labels.py, or remove it")
+            if path not in read:
+                read[path] = read_file(path, Labels, remedy="count them again with tools/count_labels.py, or remove it")
+            return read[path]
         if place == root:
             break
     return None

@@ -9,12 +9,10 @@ The adjustment takes away what guessing among k labels explains. Without labels 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from anchorlora.pages.table import Column, Table
-from anchorlora.store.predictions import Prediction, read_predictions
-from anchorlora.store.run_folder import RunFolder
 from anchorlora_lab.report.comparability import alike
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.records import Run, mean_of
@@ -23,15 +21,7 @@ from anchorlora_lab.report.tables.references import PLAIN
 
 
 def forward_table(runs: Sequence[Run], alone: Sequence[Run]) -> Table | None:
-    """FWT of each method: mean over the runs whose every task was also learned alone, with the same seed and settings.
-
-    Args:
-        runs: Runs of one study.
-        alone: Runs of one task each.
-
-    Returns:
-        The table; None if no run has its single-task runs.
-    """
+    """FWT of each method: mean over the runs whose every task was also learned alone, with the same seed and settings."""
     grid = Grid.of(runs)
     found = {id(run): forward_transfer(run, alone) for run in runs}
     if all(value is None for value in found.values()):
@@ -85,36 +75,20 @@ class Flips:
 
 def flips_of(run: Run) -> list[Flips]:
     """Return the flips of every earlier task that is answered right or wrong; none where the predictions are not there."""
-    files = [RunFolder(run.folder).task(number, task).predictions for number, task in enumerate(run.order, 1)]
-    if len(files) < 2 or not all(path.is_file() for path in files):
-        return []
-    last = {(each.task, each.index): each for each in read_predictions(files[-1])}
-    out = []
+    graded, out = run.graded, list[Flips]()
+    if graded is None:
+        return out
     for place, task in enumerate(run.order[:-1]):
-        then = [each for each in read_predictions(files[place]) if each.task == task]
-        found = _flips(then, last, labeled=run.record.invalid[place][place] is not None)
-        out += [found] if found else []
+        pairs = [(was, graded.last[at]) for at, was in graded.learned.items() if at[0] == task and at in graded.last]
+        if pairs and not any(None in pair for pair in pairs):
+            labels = graded.labels[task] if run.record.invalid[place][place] is not None else None
+            before = sum(bool(was) for was, _ in pairs)
+            out.append(Flips(len(pairs), pairs.count((True, False)), pairs.count((False, True)), before, labels))
     return out
 
 
-def _flips(then: Sequence[Prediction], last: Mapping[tuple[str, int], Prediction], *, labeled: bool) -> Flips | None:
-    pairs = [(each.right, last[each.task, each.index].right) for each in then if (each.task, each.index) in last]
-    if not pairs or any(None in pair for pair in pairs):
-        return None
-    labels = len({each.gold for each in then}) if labeled else None
-    before = sum(bool(was) for was, _ in pairs)
-    return Flips(len(pairs), pairs.count((True, False)), pairs.count((False, True)), before, labels)
-
-
 def flips_table(runs: Sequence[Run]) -> Table | None:
-    """Answers to earlier tasks that flipped, and forgetting less what guessing explains, by method.
-
-    Args:
-        runs: Runs of one study.
-
-    Returns:
-        The table; None if no run has its predictions beside it.
-    """
+    """Answers to earlier tasks that flipped, and forgetting less what guessing explains, by method."""
     grid = Grid.of(runs)
     found = {id(run): flips_of(run) for run in runs}
     if not any(found.values()):
