@@ -22,6 +22,19 @@ from typing import Any
 
 from anchorlora.errors import InvalidValue
 
+IN_WORDS = {  # what a metric of answers counts
+    "exact_match": "right answers",
+    "token_f1": "words shared with the right answer",
+    "token_accuracy": "right tokens",
+    "rouge_l": "longest shared text (ROUGE-L)",
+    "edit_similarity": "similarity to the right answer",
+}
+
+
+def metric_in_words(name: str) -> str:
+    """Return what a metric counts, in words."""
+    return IN_WORDS.get(name, name.replace("_", " "))
+
 
 @dataclass(frozen=True)
 class Scores:

@@ -69,7 +69,7 @@ def test_wrong_requests_are_one_line_and_write_nothing(place, small_model, tmp_p
         (asked(place, small_model, tmp_path / "there"), "there exists already and is not overwritten; give another name"),
         (asked(place, small_model, file, "--energy", "2"), "energy is a fraction"),
         (asked(place, small_model, file, "--rows", "0"), "Invalid value for '--rows'"),
-        (asked(place, small_model, file, "--column", "body"), "old.jsonl, line 1: no column 'body'; it has: text"),
+        (asked(place, small_model, file, "--columns", "body"), "old.jsonl, line 1: no column 'body'; it has: text"),
         (asked(place, small_model, file, "--device", "nowhere"), "no device is called 'nowhere'"),
         (asked(place, tmp_path / "no/model", file), "no model at"),
         ([*of_file, str(tmp_path / "bad.jsonl"), "--out", str(file)], "bad.jsonl, line 2: text must be text, not a number"),

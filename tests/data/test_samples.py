@@ -113,7 +113,7 @@ WRONG = [
         f"no known column ({known_forms()}); it has: instruction; name",
     ),
     ({"prompt": "a"}, "no known column"),
-    ({"text": "a", "messages": CHAT}, "ambiguous columns, messages or text are possible; name one of them with --column"),
+    ({"text": "a", "messages": CHAT}, "ambiguous columns, messages or text are possible; name one of them with --columns"),
     ({"text": "a \ud800"}, "text holds characters that are not Unicode text; save the file as UTF-8"),
     ({"messages": [CHAT[0] | {"name": "\ud800"}]}, "messages holds characters that are not Unicode text"),
     ({"messages": [CHAT[0] | {"\ud800": 1}]}, "messages holds characters that are not Unicode text"),

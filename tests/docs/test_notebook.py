@@ -72,5 +72,5 @@ def test_the_whole_notebook_keeps_the_old_skill_and_takes_less_than_five_minutes
     assert min(new["protected"], new["unprotected"]) > new["before"] + 20, "and the new one is learned"
     assert found["last"]["reviews"] > old["before"] - 5, "in what is exported, too"
     assert found["last"]["news"] > new["before"] + 20
-    assert re.search(r"^protected directions: .* no more than rounding explains", done.stdout, flags=re.M)
+    assert re.search(r"^protection: .* no more than rounding explains", done.stdout, flags=re.M)
     assert "vllm serve" in done.stdout

@@ -167,7 +167,7 @@ def test_a_skill_that_lost_its_training_makes_it_again_bitwise_from_the_memory(d
 BAD = {
     "ewc": (["reviews"], "ewc: FisherAnchor needs what earlier tasks left, and text leaves none"),
     "brake": ([], "nothing is named: add --keep FILE"),
-    "snapshot": ([], "snapshot keeps something, and nothing is named: add --keep FILE"),
+    "snapshot": ([], "--method snapshot keeps something, and nothing is named: add --keep self"),
 }
 
 

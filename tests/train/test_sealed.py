@@ -535,7 +535,7 @@ def test_a_chain_says_what_is_left_until_a_layer_is_full_which_is_refused_before
         found = json.loads((out / "skill/verdict.json").read_text())["protection"]
         assert found["exact"]
         used, width, skills = (found["capacity"][name] for name in ("used", "width", "skills"))
-        assert f"protected directions: {used} of {width} at the fullest layer input; " in printed.out
+        assert f"room: the fullest layer protects {used} of its {width} directions; " in printed.out
         assert used <= width / 2
         said.append((used, skills))
         last = out

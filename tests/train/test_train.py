@@ -173,8 +173,8 @@ def test_kept_rows_that_are_cut_repeated_or_too_long_to_measure_are_counted(data
     assert kept["cut"] >= 21
     said = "\n".join(found["sentences"])
     assert f"mixed: {kept['together']} rows repeat the text, prompt or beginning of another" in said
-    assert f"mixed: {kept['cut']} rows are longer than max_tokens" in said
-    assert "mixed: 20 rows have an answer that takes max_tokens alone, and are not measured" in said
+    assert f"mixed: {kept['cut']} rows are longer than --max-length" in said
+    assert "mixed: 20 rows have an answer that takes --max-length alone, and are not measured" in said
     probes = (tmp_path / "out/skill/before/probes/mixed.jsonl").read_text().splitlines()
     assert len(probes) == kept["held_out"] == found["kept"][0]["n"]
     assert not any(" so so" in line for line in probes)
@@ -204,10 +204,8 @@ def test_kept_text_of_which_no_row_can_be_measured_is_refused_before_any_model_i
         assert main(["train", "embedded:mini", *words, *FEW]) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert named in line
-        assert (
-            f"max_tokens is {room} for prompt and answer together; raise max_tokens, or leave the row out; without it none of"
-            in line
-        )
+        assert f"max_tokens is {room} for prompt and answer together; raise max_tokens, which is --max-length of train" in line
+        assert "leave the row out; without it none of" in line
         assert ".skill" not in line
         assert not (tmp_path / "out").exists()
 
@@ -314,7 +312,7 @@ def test_the_page_shows_the_verdict_first_and_escapes_what_files_hold(taught, da
 
 
 BAD = {
-    "nothing to keep": (["--data", "news"], "nothing is named: add --keep FILE, --keep self"),
+    "nothing to keep": (["--data", "news"], "nothing is named: add --keep self"),
     "no file": (["--data", "none.jsonl", "--keep", "self"], "there is no file"),
     "no columns": (["--data", "odd", "--keep", "self"], "no known column"),
     "same size of nothing": (["--data", "news", "--keep", "self", "--same-size"], "--same-size trains an old adapter further"),
@@ -324,6 +322,8 @@ BAD = {
     "unknown field": (["--data", "news", "--keep", "self", "--set", "ranks=3"], "no field 'ranks'"),
     "a chat without a template": (["--data", "chat", "--keep", "self"], "the tokenizer has no chat template"),
     "an answer that does not fit": (["--data", "news", "--keep", "self", "--set", "max_tokens=2"], "raise max_tokens"),
+    "other columns to keep": (["--data", "news", "--keep", "odd"], "name one with --keep-columns"),
+    "one name for both": (["--data", "news", "--keep", "news"], "both called news; name the skill with --name"),
     "one row to keep": (["--data", "news", "--keep", "one"], "has one row"),
     "a target that is not there": (["--data", "news", "--keep", "self", "--targets", "c_attn"], "no module called c_attn"),
 }
@@ -361,10 +361,9 @@ def test_a_chain_says_how_much_is_protected_and_cuts_by_energy_instead_of_fillin
         found.append(verdict(out))
         before = out
     said = "\n".join(found[1]["sentences"])
-    assert "protected directions: 96 of 192 at the fullest layer input; half stay free to learn in" in said
-    assert "layer inputs gave up directions of reviews; they hold" in said
-    assert "what lies outside is not protected" in said
-    assert "at the fullest layer input" in (outs[1] / "index.html").read_text()
+    assert "room: the fullest layer protects 96 of its 192 directions; half stay free to learn in" in said
+    assert re.search("reviews is protected in part: to leave room, . of . layers gave up directions of it", said)
+    assert "the fullest layer protects 96 of its 192 directions" in (outs[1] / "index.html").read_text()
     assert found[2]["skill"]["loss"]["change"] < -0.05, "the third still learns"
 
 
@@ -384,7 +383,7 @@ def test_a_chain_that_fits_says_for_how_many_more_there_is_room(taught):
     cores = read_cores(taught / "skill/after/cores.safetensors")
     assert capacity["used"] == cores[capacity["layer"]].k
     assert capacity["inputs"][capacity["layer"]] == [capacity["used"], capacity["width"] - capacity["used"]]
-    assert any("at the fullest layer input" in sentence for sentence in verdict(taught)["sentences"])
+    assert any("room: the fullest layer protects" in sentence for sentence in verdict(taught)["sentences"])
 
 
 def test_an_old_adapter_whose_targets_are_a_regular_expression_is_gone_on_from(taught, data, tmp_path):

@@ -201,7 +201,7 @@ NONE = dict.fromkeys(("repeated", "together", "cut", "skipped", "long", "unknown
         (
             "learned",
             {"together": 3},
-            ["3 rows repeat the text, prompt or beginning of another, and are on its side of the holdout"],
+            ["3 rows repeat the text, prompt or beginning of another, and are held out or trained on together"],
         ),
         (
             "kept",
@@ -210,7 +210,7 @@ NONE = dict.fromkeys(("repeated", "together", "cut", "skipped", "long", "unknown
         ),
         ("tested", {"repeated": 2}, ["2 of 50 rows of the test file repeat another"]),
         ("kept", {"skipped": 4}, ["4 rows have no answer, and are not measured"]),
-        ("measured", {"long": 5}, ["5 rows have an answer that takes max_tokens alone, and are not measured"]),
+        ("measured", {"long": 5}, ["5 rows have an answer that takes --max-length alone, and are not measured"]),
         ("kept", {"more": True}, ["only the first 50 rows are read"]),
         (
             "learned",

@@ -30,7 +30,9 @@ COUNT = click.IntRange(min=1)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of those texts.")
 @click.option("--targets", metavar="NAMES", help="Without ADAPTER: modules by name, or all-linear.  [default: the usual ones]")
 @click.option("--out", "file", required=True, type=click.Path(path_type=Path), help="The file to write.")
-@click.option("--column", metavar="NAMES", help="The columns to read, comma-separated and in this order; or prompt=MINE,..")
+@click.option(
+    "--columns", "column", metavar="NAMES", help="The columns to read, comma-separated and in this order; or prompt=MINE,.."
+)
 @click.option("--limit", type=COUNT, metavar="N", help="Read only the first N examples.")
 @click.option(
     "--max-tokens",

@@ -101,8 +101,8 @@ def turn_of(example: Example, encoder: Encoder) -> Turn:
 
 def _too_long(place: str, tokens: int, most: int) -> InvalidValue:
     return InvalidValue(
-        f"{place}: the answer takes {tokens} tokens, and max_tokens is {most} for prompt and answer together; raise max_tokens, or "
-        "leave the row out"
+        f"{place}: the answer takes {tokens} tokens, and max_tokens is {most} for prompt and answer together; raise max_tokens, "
+        "which is --max-length of train, or leave the row out"
     )
 
 

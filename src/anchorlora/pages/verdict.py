@@ -15,19 +15,12 @@ from typing import Any
 
 from anchorlora.pages.audit import percent
 from anchorlora.pages.html import escaping
+from anchorlora.scores import metric_in_words
 from anchorlora.store.log import read_events
 from anchorlora.store.run_folder import RunFolder
 
 PROMPT, ANSWER = 400, 300  # characters of a text that are shown
 STEPS = 200  # points of the loss curve at most
-# what a metric counts, in words
-METRICS = {
-    "exact_match": "right answers",
-    "token_f1": "words shared with the right answer",
-    "token_accuracy": "right tokens",
-    "rouge_l": "longest shared text (ROUGE-L)",
-    "edit_similarity": "similarity to the right answer",
-}
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ def write_verdict(found: Mapping[str, Any], path: Path, evidence: Evidence = NOT
 def render(found: Mapping[str, Any], evidence: Evidence = NOTHING) -> str:
     """Return the page as HTML. Text from files is escaped, and the page loads nothing."""
     environment = escaping()
-    environment.filters |= {"percent": percent, "signed": signed, "shortened": shortened, "metric": metric, "mark": mark}
+    environment.filters |= {"percent": percent, "signed": signed, "shortened": shortened, "metric": metric_in_words, "mark": mark}
     return environment.get_template("verdict.html.j2").render(
         found=found,
         rows=_rows(found),
@@ -86,11 +79,6 @@ def render(found: Mapping[str, Any], evidence: Evidence = NOTHING) -> str:
 def signed(value: float, digits: int = 3) -> str:
     """Return a change with its sign."""
     return f"{value:+.{digits}f}"
-
-
-def metric(name: str) -> str:
-    """Return what a metric counts, in words."""
-    return METRICS.get(name, name.replace("_", " "))
 
 
 def mark(score: float) -> str:

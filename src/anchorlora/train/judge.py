@@ -44,10 +44,10 @@ class Margin(Harm):
 
     def __post_init__(self) -> None:
         if not (0 < self.points <= 100 and 0 < self.nats < math.inf):
-            raise InvalidValue(f"a margin is 0 to 100 points and some nats, both above 0, not {self.points:g} and {self.nats:g}")
+            raise InvalidValue(f"a margin is 0 to 100 points and some loss, both above 0, not {self.points:g} and {self.nats:g}")
 
     def __str__(self) -> str:
-        return f"{self.points:g} points of answers and {self.nats:g} nats of loss"
+        return f"{self.points:g} points of answers and {self.nats:g} of loss per token"
 
 
 DEFAULT_MARGIN = Margin()
@@ -72,7 +72,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Turned:
-    """How many answers turned right, and how many turned wrong."""
+    """How many answers are right only now, and how many were right only before."""
 
     gained: int
     lost: int

@@ -61,7 +61,7 @@ def kept_at(place: str, columns: str | None, unfit: Mapping[str, Collection[int]
     skill = Path(place) / SKILL
     if not skill.is_dir():
         name = name_of_data(place)
-        samples, probes = held_out(place, read_samples(place, column=columns, limit=MOST_ROWS), unfit=unfit.get(name, ()))
+        samples, probes = held_out(place, _samples(place, columns, MOST_ROWS), unfit=unfit.get(name, ()))
         return [Kept(name, place, samples, probes, facts={"title": shown(stem_of(place))})]
     RunFolder(Path(place)).refuse_damaged_skill()
     origin = read_origin(skill / "after" / CORES)
@@ -111,7 +111,7 @@ def counted_at(place: str, columns: str | None, encoder: Encoder) -> list[dict[s
             held = len(samples) - len(unfit)
             parts.append({"name": file.stem, "source": place, "use": "measured", **found, "held_out": held, "unfit": [*unfit]})
         return parts
-    samples = read_samples(place, column=columns, limit=MOST_ROWS + 1)
+    samples = _samples(place, columns, MOST_ROWS + 1)
     more, samples = len(samples) > MOST_ROWS, samples[:MOST_ROWS]
     found, unfit = counted(place, samples, encoder, measured=True)
     _, probes = held_out(place, samples, unfit=unfit)
@@ -119,6 +119,14 @@ def counted_at(place: str, columns: str | None, encoder: Encoder) -> list[dict[s
         raise _unmeasured(next(iter(unfit.values())), len(samples))
     found |= {"held_out": len(probes), "more": more, "unfit": [*unfit]}
     return [{"name": name_of_data(place), "source": place, "use": "kept", **found}]
+
+
+def _samples(place: str, columns: str | None, limit: int) -> list[Sample]:
+    """Rows of kept text, whose columns have an option of their own."""
+    try:
+        return read_samples(place, column=columns, limit=limit)
+    except InvalidValue as error:
+        raise InvalidValue(str(error).replace("with --columns", "with --keep-columns")) from error
 
 
 def _unmeasured(first: str, rows: int) -> InvalidValue:
@@ -129,11 +137,13 @@ def _probes_of(skill: Path) -> list[Path]:
     return sorted(file for stage in ("before", "after") for file in (skill / stage / PROBES).glob("*.jsonl"))
 
 
-def refuse_repeated(names: Sequence[str]) -> None:
+def refuse_repeated(kept: Sequence[str], skill: str) -> None:
     """Refuse two things of one name."""
-    for name in names:
-        if list(names).count(name) > 1:
-            raise InvalidValue(f"{name} stands for two things: what is kept and what is learned have different names; see --name")
+    if skill in kept:
+        raise InvalidValue(f"what is learned and what is kept are both called {skill}; name the skill with --name")
+    for name in kept:
+        if kept.count(name) > 1:
+            raise InvalidValue(f"two things that are kept are both called {name}; give one of their files another name")
 
 
 def held_out(name: str, samples: Sequence[Sample], *, unfit: Collection[int] = ()) -> tuple[list[Sample], list[dict[str, Any]]]:

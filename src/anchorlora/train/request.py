@@ -172,8 +172,9 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     _refuse_without_examples(how)
     needs = reads_cores(how) and not (_merges(how) and "old_adapter" in fields)
     if (needs or how.reads_past or how.rehearsal) and not fields["keep"] and "after" not in fields:
+        who = f"--method {how.name}" if method else "train"
         raise InvalidValue(
-            f"{how.name} keeps something, and nothing is named: add --keep FILE, --keep self for what the model writes itself, "
+            f"{who} keeps something, and nothing is named: add --keep self for what the model writes itself, --keep FILE, "
             "or --after RUN; to train without protection, --method inc-lora"
         )
     if "budget" in fields and not fields["keep"] and "after" not in fields:

@@ -66,7 +66,6 @@ from anchorlora.train.kept import (
     joined_cores_in,
     kept_at,
     new_cores,
-    refuse_repeated,
     row_of,
     rows_of_file,
     write_joined_cores,
@@ -129,7 +128,6 @@ def before(
                 "held_out": len(part.probes),
             }
             part.facts["own"] = defects(rows, stops=stop_ids(tokenizer, ends_of(adapted)))
-    refuse_repeated([part.name for part in kept] + [request.name])
     union: dict[str, JoinedCore] = {}
     memory: Mapping[str, Tensor] = next((part.memory for part in kept if part.memory is not None), {})
     for part in kept:

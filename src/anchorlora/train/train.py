@@ -37,7 +37,7 @@ from anchorlora.store.run_folder import SKILL, RunFolder, may_precede_config
 from anchorlora.store.seal import sealed_folder
 from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
-from anchorlora.train.kept import PROBES, ROWS, counted_at, earlier_places
+from anchorlora.train.kept import PROBES, ROWS, counted_at, earlier_places, refuse_repeated
 from anchorlora.train.request import FRESH, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
 from anchorlora.train.stages import SCORES, Say, after, before, facts_in, probes_in, rows_in, scored, scores_in, skill_files
@@ -280,7 +280,9 @@ def _counted(request: SkillRequest, files: TextFiles) -> list[dict[str, Any]]:
             rows.append(
                 {"name": name, "source": place, "use": use, **found, "held_out": held if use == "learned" else found["read"]}
             )
-    return rows + [each for place in earlier_places(request) for each in counted_at(place, request.keep_columns, encoder)]
+    kept = [each for place in earlier_places(request) for each in counted_at(place, request.keep_columns, encoder)]
+    refuse_repeated([*(each["name"] for each in kept), *(place for place in request.keep if place == SELF)], name)
+    return rows + kept
 
 
 def _read(file: Path) -> SkillRequest:

@@ -16,6 +16,7 @@ from anchorlora.data import LOSS
 from anchorlora.data.metrics import TOKEN_ACCURACY
 from anchorlora.data.rendering import SPLIT
 from anchorlora.errors import InvalidValue
+from anchorlora.scores import metric_in_words
 from anchorlora.store.json import loads
 from anchorlora.store.record import Record
 from anchorlora.store.run_folder import SKILL
@@ -235,7 +236,7 @@ def sentences(verdict: Verdict) -> list[str]:
     if verdict.budget is not None:
         lines += _budgeted(verdict, verdict.budget)
     if verdict.cut:
-        rest = "are longer than max_tokens, and are learned without the tokens after the prompt's head that do not fit"
+        rest = "are longer than --max-length, and are learned without the tokens after the prompt's head that do not fit"
         lines.append(f"{verdict.title}: {verdict.cut:,} examples {rest}")
     for kept in verdict.kept:
         own = kept.own
@@ -253,17 +254,17 @@ def _protected(protection: Protection) -> list[str]:
     """How much of the change lies on protected directions, how many these are, and the room that is left."""
     lines = []
     if protection.exact:
-        on_them = f"{protection.rho:.1e} of the change lies on them"
-        lines.append(f"protected directions: {on_them}, no more than rounding explains ({protection.tolerance:.0e})")
+        share = f"{protection.rho:.1e} of the change touches what is protected"
+        lines.append(f"protection: {share}, no more than rounding explains ({protection.tolerance:.0e})")
     elif protection.rho is not None:
         share, unaligned = 100 * protection.rho, 100 * (protection.chance or 0.0)
         lines.append(
-            f"{protection.method} keeps no directions exactly: {share:.0f} % of the change lies on those of what was to be kept "
-            f"({unaligned:.0f} % of a change that ignores them)"
+            f"protection: {protection.method} protects nothing exactly: {share:.0f} % of the change touches what was to be kept "
+            f"(of a change that ignores it, {unaligned:.0f} %)"
         )
     if memory := protection.memory:
         held = f"{100 * memory['energy']:.0f} % of what the kept answers depend on"
-        lines.append(f"protected directions: {memory['directions']:.0f} for each layer input, which hold {held}")
+        lines.append(f"protection: {memory['directions']:.0f} directions at each layer, which hold {held}")
     if protection.capacity:
         lines.append(_room(protection.capacity))
     return lines
@@ -274,15 +275,15 @@ def _warning(kept: Kept) -> str | None:
     energy = kept.energy
     if energy and energy.cut:
         return (
-            f"warning: to leave room, {energy.cut} of {energy.layers} layer inputs gave up directions of "
-            f"{kept.title}; they hold {100 * energy.mean:.0f} % of its energy (least: {100 * energy.least:.0f} %; asked: "
-            f"{100 * energy.asked:.0f} %), and what lies outside is not protected"
+            f"warning: {kept.title} is protected in part: to leave room, {energy.cut} of {energy.layers} layers gave up directions "
+            f"of it; the others hold {100 * energy.mean:.0f} % of what the layers read there (least: {100 * energy.least:.0f} %; "
+            f"asked: {100 * energy.asked:.0f} %)"
         )
     if energy and energy.below:
         return (
-            f"warning: {energy.at_most} directions hold less than the {100 * energy.asked:.0f} % of energy asked for at "
-            f"{energy.below} of {energy.layers} layer inputs of {kept.title} (least: {100 * energy.least:.0f} %); "
-            "--set at_most=N --set wide=N raises the limit and leaves room for fewer skills"
+            f"warning: {kept.title} is protected in part: at {energy.below} of {energy.layers} layers, {energy.at_most} directions "
+            f"hold less than {100 * energy.asked:.0f} % of what the layer reads there (least: {100 * energy.least:.0f} %); "
+            "--set at_most=N --set wide=N protects more and leaves room for fewer skills"
         )
     return None
 
@@ -315,17 +316,17 @@ def _counted(rows: Mapping[str, Any]) -> list[str]:
     if rows["use"] == "tested" and rows["repeated"]:
         said.append(f"{rows['repeated']:,} of {rows['read']:,} rows of the test file repeat another")
     elif rows["use"] != "tested" and rows["source"] != SELF and rows["together"]:  # of its own texts the sentence above tells
-        side = ", and are on its side of the holdout" if rows["held_out"] and rows["use"] != "measured" else ""
+        side = ", and are held out or trained on together with it" if rows["held_out"] and rows["use"] != "measured" else ""
         same = f" ({rows['repeated']:,} its whole text)" if 0 < rows["repeated"] < rows["together"] else ""
         said.append(f"{rows['together']:,} rows repeat the text, prompt or beginning of another{same}{side}")
     if rows["skipped"]:
         unmeasured = ", and are not measured" if kept else ", and are left out"
         said.append(f"{rows['skipped']:,} rows have no answer{unmeasured}")
     if kept and rows["cut"]:
-        what = "their cores and losses are" if rows["use"] == "kept" else "what is measured is"
-        said.append(f"{rows['cut']:,} rows are longer than max_tokens, and {what} of what fits")
+        what = "protected and measured" if rows["use"] == "kept" else "measured"
+        said.append(f"{rows['cut']:,} rows are longer than --max-length; {what} is what fits")
     if rows["long"]:
-        said.append(f"{rows['long']:,} rows have an answer that takes max_tokens alone, and are not measured")
+        said.append(f"{rows['long']:,} rows have an answer that takes --max-length alone, and are not measured")
     if rows["unknown"]:
         what = f"characters that the tokenizer does not know ({rows['characters']!r}), so the model never sees them"
         said.append(f"{rows['unknown']:,} rows have prompts with {what}")
@@ -339,10 +340,10 @@ def _counted(rows: Mapping[str, Any]) -> list[str]:
 
 def _room(capacity: Mapping[str, Any]) -> str:
     used, width, skills = capacity["used"], capacity["width"], capacity["skills"]
-    said = f"protected directions: {used} of {width} at the fullest layer input; "
+    said = f"room: the fullest layer protects {used} of its {width} directions; "
     if skills:
-        return said + f"room for {skills} more skill{'s' if skills > 1 else ''} like these"
-    return said + f"half stay free to learn in, so the next skill cuts what is kept to the {capacity['limit']} that hold most of it"
+        return said + f"{skills} more skill{'s' if skills > 1 else ''} like these fit{'' if skills > 1 else 's'}"
+    return said + f"half stay free to learn in, so with a next skill only the strongest {capacity['limit']} stay protected"
 
 
 def _learned(skill: Judged) -> str:
@@ -356,16 +357,16 @@ def _reasoned(judged: Judged) -> str:
 
 def _kept(kept: Kept) -> str:
     flips = kept.flips
-    moved = f"; {flips.lost} answers turned wrong, {flips.gained} right" if flips else ""
+    moved = f"; {flips.lost} right only before, {flips.gained} only now" if flips else ""
     return f"{_reasoned(kept)}: {_loss(kept.loss)}, {_metric(kept.metric)} on {kept.n} held-out examples{moved}"
 
 
 def _unprotected(name: str, now: Comparison) -> str:
-    return f"{name}, unprotected twin: {_loss(now.loss)}, {_metric(now.metric)}"
+    return f"{name}, trained without protection: {_loss(now.loss)}, {_metric(now.metric)}"
 
 
 def _metric(metric: Change) -> str:
-    return f"{metric.name.replace('_', ' ')} {metric.before:.1f} -> {metric.after:.1f} %"
+    return f"{metric_in_words(metric.name)} {metric.before:.1f} -> {metric.after:.1f} %"
 
 
 def _loss(loss: Change) -> str:

@@ -23,13 +23,13 @@ def form_of(row: Row) -> Form:
     for form in fitting:
         refuse_form(row, form)
     if not fitting:
-        raise InvalidValue(f"{row.place}: no known column ({known_forms()}); it has: {listed(row)}; name one with --column")
+        raise InvalidValue(f"{row.place}: no known column ({known_forms()}); it has: {listed(row)}; name one with --columns")
     there = {name for name, value in row.columns.items() if value is not None}
     most = max(len(there & form.known) for form in fitting)
     best = [form for form in fitting if len(there & form.known) == most]
     if len(best) > 1:
         both = " or ".join(",".join(form.columns) for form in best)
-        raise InvalidValue(f"{row.place}: ambiguous columns, {both} are possible; name one of them with --column")
+        raise InvalidValue(f"{row.place}: ambiguous columns, {both} are possible; name one of them with --columns")
     return best[0]
 
 
