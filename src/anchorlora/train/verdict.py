@@ -257,9 +257,9 @@ def _protected(protection: Protection) -> list[str]:
         share = f"{protection.rho:.1e} of the change touches what is protected"
         lines.append(f"protection: {share}, no more than rounding explains ({protection.tolerance:.0e})")
     elif protection.rho is not None:
-        share, unaligned = 100 * protection.rho, 100 * (protection.chance or 0.0)
+        touched, unaligned = 100 * protection.rho, 100 * (protection.chance or 0.0)
         lines.append(
-            f"protection: {protection.method} protects nothing exactly: {share:.0f} % of the change touches what was to be kept "
+            f"protection: {protection.method} protects nothing exactly: {touched:.0f} % of the change touches what was to be kept "
             f"(of a change that ignores it, {unaligned:.0f} %)"
         )
     if memory := protection.memory:
