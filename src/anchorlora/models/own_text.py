@@ -35,7 +35,7 @@ BATCH = 16  # texts that share a random generator
 TOGETHER = 4  # batches, at most, that are drawn at once
 LEAVE = 0.75  # rows are selected anew once fewer than this share of them go on
 FLOAT32 = 4  # bytes
-OWN_TOKENS = 256  # of each message
+OWN_TOKENS = 64  # of each message
 LEAST_TOKENS = 16  # of a message; with less room nothing is said
 REPEATING = 0.5  # share of a text's tokens that are one token, from which on it is degenerate
 
