@@ -92,15 +92,14 @@ class AnswerSensitivity(ProtectsPast):
         """
         import torch
 
-        from anchorlora.geometry import GrowingRows, SpikedCovariance
+        from anchorlora.geometry import SpikedCovariance, growing_rows
 
-        grown: dict[str, GrowingRows] = {}
+        grown = {}
         ranks = {INPUTS: self.inputs, OUTPUTS: self.outputs}
         for layer in anchor.layers:
             for kind, factor in ((INPUTS, layer.factor("A")), (OUTPUTS, layer.factor("B"))):
                 width = factor.shape[1] if kind == INPUTS else factor.shape[0]
-                # twice what is kept: merges drop what may become strong later
-                grown[f"{kind}/{layer.name}"] = GrowingRows(keep=4 * ranks[kind], device=float64_device(factor.device), width=width)
+                grown[f"{kind}/{layer.name}"] = growing_rows(width, ranks[kind], device=float64_device(factor.device))
         count = 0
         for several, rows in answers_drawn(anchor, self.examples, seed=self.seed):
             for name, (x, g) in rows.items():

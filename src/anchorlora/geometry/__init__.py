@@ -3,6 +3,7 @@
 from anchorlora.geometry.low_rank import Factors, Product, singular, truncated
 from anchorlora.geometry.room import JoinedCore, joined_within
 from anchorlora.geometry.rounding import Rounding, merge_
+from anchorlora.geometry.sketch import SketchedRows, growing_rows
 from anchorlora.geometry.spectrum import KEPT, GrowingRows, Spectrum
 from anchorlora.geometry.spiked import SpikedCovariance, folded
 from anchorlora.geometry.subspace import LayerCore, Subspace, in_float32, joined_by_layer, singular_directions
@@ -15,10 +16,12 @@ __all__ = [
     "LayerCore",
     "Product",
     "Rounding",
+    "SketchedRows",
     "Spectrum",
     "SpikedCovariance",
     "Subspace",
     "folded",
+    "growing_rows",
     "in_float32",
     "joined_by_layer",
     "joined_within",

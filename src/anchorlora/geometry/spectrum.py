@@ -183,10 +183,13 @@ class GrowingRows:
             values, left = _decompose(rows)
             m = min(len(values), at_most)
             vectors = rows.T @ (left[:, :m] / values[:m])
-        polished = torch.linalg.qr(vectors).Q
-        peaks = polished.gather(0, polished.abs().argmax(dim=0, keepdim=True))
         energy = values.square().cumsum(0) / self.total
-        return Spectrum(polished * peaks.sign(), energy, self.rows, self.dropped / self.total)
+        return Spectrum(fixed_signs(torch.linalg.qr(vectors).Q), energy, self.rows, self.dropped / self.total)
+
+
+def fixed_signs(directions: Tensor) -> Tensor:
+    """Directions (d, m) whose largest component is positive."""
+    return directions * directions.gather(0, directions.abs().argmax(dim=0, keepdim=True)).sign()
 
 
 def _merge(rows: Tensor) -> tuple[Tensor, float]:

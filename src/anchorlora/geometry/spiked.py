@@ -25,6 +25,7 @@ from torch import Tensor
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry.low_rank import Factors, truncated
+from anchorlora.geometry.sketch import SketchedRows
 from anchorlora.geometry.spectrum import GrowingRows
 from anchorlora.geometry.subspace import Subspace
 
@@ -40,7 +41,7 @@ class SpikedCovariance:
     tail: float  # the eigenvalue of every other direction
 
     @classmethod
-    def of(cls, rows: GrowingRows, rank: int, *, floor: float = 0.0) -> SpikedCovariance:
+    def of(cls, rows: GrowingRows | SketchedRows, rank: int, *, floor: float = 0.0) -> SpikedCovariance:
         """Return sum of x x^T over rows, plus floor times I."""
         d = rows.width
         if rows.total == 0.0:
