@@ -40,10 +40,10 @@ def test_it_is_never_above_the_matrix_and_misses_little_more_than_the_best(d, ra
 
 
 def test_narrow_rows_stay_exact_and_wide_ones_are_sketched():
-    assert isinstance(growing_rows(512, 64, device="cpu"), GrowingRows)
-    wide = growing_rows(576, 64, device="cpu")
+    assert isinstance(growing_rows(1024, 64, device="cpu"), GrowingRows)
+    wide = growing_rows(1536, 64, device="cpu")
     assert isinstance(wide, SketchedRows)
-    rows = rows_of(2000, 576, 1.0, 3).float()
+    rows = rows_of(2000, 1536, 1.0, 3).float()
     exact = GrowingRows()
     for part in rows.split(300):
         wide.add(part)

@@ -86,8 +86,11 @@ class ExampleRecord:
         return {name: torch.cat(parts) for name, parts in out.items()}
 
     def rows(self, toward: Tensor | None, loss: Tensor | None = None) -> Rows:
-        """Return x and g of every layer: the gradient of the loss, or that of `toward` times the logits, by the layer's output."""
+        """Return x and g of every layer, as the model computes: the gradient of the loss, or of `toward` times the logits."""
         import torch
+
+        def joined(xs: tuple[Tensor, ...], gs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+            return (xs[0], gs[0]) if len(xs) == 1 else (torch.cat(xs), torch.cat(gs))
 
         calls, self.calls = self.calls, []  # activation checkpointing calls the layers again
         of: Any = self.logits if loss is None else loss
@@ -96,8 +99,8 @@ class ExampleRecord:
         out: dict[str, list[tuple[Tensor, Tensor]]] = {}
         for (name, x, y), g in zip(calls, gradients, strict=True):
             if g is not None and g.numel():
-                out.setdefault(name, []).append((in_float64(x).reshape(-1, x.shape[-1]), in_float64(g).reshape(-1, y.shape[-1])))
-        return {name: tuple(torch.cat(part) for part in zip(*parts, strict=True)) for name, parts in out.items()}  # type: ignore[misc]
+                out.setdefault(name, []).append((x.reshape(-1, x.shape[-1]), g.reshape(-1, y.shape[-1])))
+        return {name: joined(*zip(*parts, strict=True)) for name, parts in out.items()}
 
 
 @contextmanager

@@ -19,13 +19,13 @@ from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry.spectrum import GrowingRows, Spectrum, fixed_signs
 
-EXACT = 512  # width up to which rows are held exactly
-WIDER = 2.5  # columns of a sketch over the directions that are asked for
+EXACT = 1024  # width up to which rows are held exactly
+WIDER = 4  # columns of a sketch over the directions that are asked for
 
 
 def growing_rows(width: int, rank: int, *, device: torch.device | str) -> GrowingRows | SketchedRows:
     """Return what holds rows of a width until their `rank` strongest directions are asked for."""
-    columns = int(WIDER * rank)
+    columns = WIDER * rank
     if width <= max(EXACT, 2 * columns):
         return GrowingRows(keep=4 * rank, device=device, width=width)
     return SketchedRows(width, columns, device)
