@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from anchorlora.scores import Paired
+from anchorlora_lab.frontier.bench import read_records
+from anchorlora_lab.frontier.tables import interval
 from anchorlora_lab.report.figures.style import COLORS, REFERENCE, as_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -165,22 +167,47 @@ def instead(results: dict[str, list[dict[str, Any]]]) -> str:
     return tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", "left", *["right"] * 6)) + "\n"
 
 
-def price(results: dict[str, list[dict[str, Any]]]) -> str:
-    """What it keeps and costs, in a few sentences: on all linear layers, then on the usual modules."""
-
-    def both(results: dict[str, list[dict[str, Any]]], name: str) -> list[str]:
-        return [f"{mean(scores(results[name], *where)):.0f} %" for where in MEASURED[:2]]
-
-    names = ("before", "plain PEFT", "keep old text", "keep self sensitive-core")
-    (_, start), plain, text, own = (both(results, name) for name in names)
-    (_, was), narrow, kept = (both(read("keeping"), name) for name in names[:3])
-    return (
-        f"Measured on real text with a small model and `--targets all-linear`: it answered {start} of an old task correctly.\n"
-        f"Plain PEFT learned a new task to {plain[0]}, and the old one fell to {plain[1]}. With `--keep` and old text, they\n"
-        f"reached {text[0]} and {text[1]}; without old data, with `--keep self --method sensitive-core`, {own[0]} and {own[1]}.\n"
-        f"On q_proj and v_proj alone, the default, keeping costs learning: {kept[0]} and {kept[1]} ({was} before), where\n"
-        f"plain PEFT reached {narrow[0]} and {narrow[1]}.\n"
+def price() -> str:
+    """What README's first command learns, keeps and costs, from the records of benchmarks/first_command.py."""
+    records = read_records(ROOT / "results/first-command")
+    by = {(r["variant"], r["skill"], r["seed"]): r for r in records}
+    clusters = [key[1:] for key in by if key[0] == "command" and ("plain", *key[1:]) in by]
+    called = {"before": "before", "plain": "plain LoRA at its best rate", "command": "**the command below**"}
+    found = {name: [at(by, name, *cluster) for cluster in clusters] for name in called}
+    abilities = {"instructions": "instructions", "facts": "facts", "choice": "multiple choice"}
+    rows = [
+        [
+            words,
+            f"{100 * mean([mean(r['new']) for r in found[name]]):.0f}",
+            *(f"{100 * mean([mean(r['old'][ability]) for r in found[name]]):.0f}" for ability in abilities),
+            "" if name == "before" else f"{mean([r['cpu_seconds'] for r in found[name]]) / 60:.0f}",
+            "" if name == "before" else f"{mean([r['peak_bytes'] for r in found[name]]) / 1e9:.1f}",
+        ]
+        for name, words in called.items()
+    ]
+    heads = ["%", "new skill", *abilities.values(), "CPU minutes", "peak GB"]
+    table = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
+    plain, before = (
+        interval(
+            [
+                {ability: [x - y for x, y in zip(a["old"][ability], b["old"][ability], strict=True)] for ability in abilities}
+                for a, b in zip(found["command"], found[name], strict=True)
+            ]
+        )
+        for name in ("plain", "before")
     )
+    new = interval([{"": [x - y for x, y in zip(a["new"], b["new"], strict=True)]} for a, b in zip(*map(found.get, ("command", "plain")), strict=True)])
+    skills, seeds = (sorted({cluster[i] for cluster in clusters}, key=str) for i in (0, 1))
+    return (
+        f"{table}\n\nSmolLM2-135M-Instruct, {len(skills)} new skills ({', '.join(skills)}) of 192 chats each, {len(clusters)} runs of a skill and a seed; "
+        f"old abilities have 30 examples each. 95 % intervals over runs and examples, in points: the command learns {new[0]:+.0f} to {new[1]:+.0f} and keeps "
+        f"{plain[0]:+.0f} to {plain[1]:+.0f} against plain LoRA; its old abilities moved by {before[0]:+.0f} to {before[1]:+.0f}.\n"
+    )
+
+
+def at(by: Mapping[tuple[str, str, int], dict[str, Any]], name: str, skill: str, seed: int) -> dict[str, Any]:
+    """The record of a variant; the model before has one for a skill."""
+    return by[name, skill, seed] if name != "before" else next(r for (v, s, _), r in by.items() if (v, s) == (name, skill))
 
 
 def read(folder: str) -> dict[str, list[dict[str, Any]]]:
@@ -227,7 +254,6 @@ def draw() -> None:
 REGIONS: dict[str, Callable[[], str]] = {
     "keeping": lambda: tables(read("keeping")),
     "keeping-linear": lambda: tables(read("keeping-linear")),
-    "instead": lambda: instead(read("keeping")),
     "kept": lambda: instead(read("keeping-linear")),
-    "price": lambda: price(read("keeping-linear")),
+    "price": price,
 }

@@ -32,7 +32,11 @@ SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
     metavar="LOSS",
     help="Scale what is learned until the loss of kept text rises by no more than this, per token; 0.05 is a start.",
 )
-@click.option("--method", shell_complete=methods_beginning, help="A method.  [default: inc-lora-hard; with --same-size sfor]")
+@click.option(
+    "--method",
+    shell_complete=methods_beginning,
+    help="A method.  [default: fold-16; with --adapter inc-lora-hard; with --same-size sfor]",
+)
 @click.option("--name", help="Name of the skill.  [default: the name of the file]")
 @click.option(
     "--columns",
@@ -47,7 +51,7 @@ SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
     metavar="NAME",
     help="Metric for answers: exact_match, token_f1, rouge_l, ..; the first one is the primary.",
 )
-@click.option("--self-texts", "own", type=click.IntRange(min=10), default=256, show_default=True, help="Texts for --keep self.")
+@click.option("--self-texts", "own", type=click.IntRange(min=10), default=120, show_default=True, help="Texts for --keep self.")
 @click.option(
     "--margin",
     type=click.FloatRange(min=0, max=100, min_open=True),
@@ -56,12 +60,12 @@ SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
     show_default=True,
     help="The largest drop of answers with which the verdict calls something kept.",
 )
-@click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="Passes over the examples.  [default: 1]")
+@click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="Passes over the examples.  [default: 2]")
 @click.option(
     "--learning-rate",
     type=click.FloatRange(min=0, min_open=True),
     metavar="X",
-    help="The highest learning rate of the schedule.  [default: 0.0002]",
+    help="The highest learning rate of the schedule.  [default: 0.0005]",
 )
 @click.option(
     "--rank",
@@ -70,7 +74,7 @@ SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
     help="Rank of the new block; alpha stays 32 (--set alpha=N).  [default: 16]",
 )
 @click.option("--max-length", type=click.IntRange(min=2), metavar="N", help="Tokens of prompt and answer at most.  [default: 1024]")
-@click.option("--targets", metavar="NAMES", help="Modules by name, or all-linear.  [default: the usual ones of the architecture]")
+@click.option("--targets", metavar="NAMES", help="Modules by name, or all-linear.  [default: all-linear]")
 @click.option("--seed", type=int, default=42, show_default=True, help="Seed for everything random.")
 @settings
 @track

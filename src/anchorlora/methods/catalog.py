@@ -166,8 +166,7 @@ inc_lora_hard = inc_lora.plus(
     entry=CatalogEntry(
         about="A new block that neither reads the protected subspace nor moves on it. Its output there stays zero "
         "while both factors train.",
-        when="The default of `anchorlora train`: exact, with any old adapter or none. The adapter grows with every task.",
-        default=True,
+        when="Use it where nothing may move on the protected directions, with any old adapter or none. It grows with every task.",
         place=8,
         compared_with=(),
     ),
@@ -501,6 +500,8 @@ fold_16 = Method(
     entry=CatalogEntry(
         about="A new block for each task: exact on the directions that answers depend on, and slowed elsewhere by a "
         "penalty. At the end of the task, it is folded into one adapter of constant rank.",
+        when="The default of `anchorlora train`: it kept most of what it was measured on, at constant rank.",
+        default=True,
         place=3,
         compared_with=("seq-lora", "o-lora-hard", "sensitive-core"),
         choice=Choice(EXAMPLES, "one adapter of constant rank, best scores"),

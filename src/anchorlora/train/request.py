@@ -33,12 +33,13 @@ from anchorlora.data.sample_files import HUB
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import METHODS, Method
 from anchorlora.paths import expanded, is_name
-from anchorlora.store.run_folder import RunFolder
+from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.text import shown
 
 SELF = "self"  # to keep what the model writes itself
 FRESH = METHODS.default("cumulative").name
 SAME_SIZE = METHODS.default("shared").name
+EXACT = METHODS["inc-lora-hard"].name
 CORES, MEMORY = "cores.safetensors", "memory.safetensors"  # what is kept, in before/ and after/
 OLD_TEXT = "old_text.jsonl"  # rows of what is kept that are trained on again, in the same folders
 FROM_TEXT = ("sensitivity/",)  # what can be remembered of text
@@ -82,9 +83,9 @@ class SkillRequest(Settings):
     old_adapter: Place | None = None  # folder of a PEFT LoRA adapter that the model is used with so far
     after: Place | None = None  # directory of an earlier skill to go on from, with all that it keeps
     keep: tuple[Place, ...] = ()  # what to keep: files like `data`, directories of earlier skills, or "self"
-    own: Count = 256  # number of texts that the model writes for "self"
+    own: Count = 120  # number of texts that the model writes for "self"
     method: str
-    targets: Targets | None = None  # modules to adapt; None takes the usual ones of the architecture
+    targets: Targets | None = None  # modules to adapt; None takes those of the old adapter, or all linear layers
     seed: int = 42
     compare: bool = False  # train an unprotected twin as well
     budget: Positive | None = None  # how much the loss of what is kept may rise, per token; the change is scaled until it fits
@@ -122,8 +123,9 @@ class SkillRequest(Settings):
 def default_recipe() -> Recipe:
     """Return the settings of `anchorlora train` before the model is known.
 
-    Rank, alpha, learning rate and schedule are those that people use for LoRA (peft, TRL). Cores are wider than the paper's: kept
-    text of everyday models needs more than 20 directions for 93 % of its energy.
+    Rank, alpha and schedule are those that people use for LoRA (peft, TRL); rate, epochs and targets are those that plain LoRA and
+    the default method chose on SmolLM2 (docs/lab/log.md). Cores are wider than the paper's: kept text of everyday models needs more
+    than 20 directions for 93 % of its energy.
     """
     return Recipe(
         name="train",
@@ -132,12 +134,12 @@ def default_recipe() -> Recipe:
         adapter=Adapter(targets="all-linear", rank=16, alpha=32, dropout=0.0),
         features=Features(rows=1024, held_out_rows=64, energy=0.93, at_least=4, at_most=64, wide=64),
         training=Training(
-            epochs=1,
+            epochs=2,
             window=8,
             micro_batch=4,
             batching="packed",
             row_tokens=4096,
-            learning_rate=2e-4,
+            learning_rate=5e-4,
             betas=(0.9, 0.999),
             eps=1e-8,
             weight_decay=0.0,
@@ -165,7 +167,7 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
         raise InvalidValue(
             "--same-size trains an old adapter further, and there is none: give --adapter or --after, or leave it out"
         )
-    how = methods[method or (SAME_SIZE if same_size else FRESH)]
+    how = methods[method or (SAME_SIZE if same_size else _fresh(fields))]
     if same_size and how.plan.family != "shared":
         raise InvalidValue(f"--same-size needs a method with one shared adapter, and {how.name} has a block per task")
     how.refuse_without_memory("text", FROM_TEXT)
@@ -186,6 +188,12 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
         return SkillRequest.model_validate(fields | {"method": how.name})
     except ValidationError as error:
         raise explained(error, "train") from None
+
+
+def _fresh(fields: Mapping[str, Any]) -> str:
+    """The method of a new block: the exact one beside an old adapter, which a fold would cut, or a run that left cores alone."""
+    runs = [Path(place) / SKILL / "after" for place in (fields.get("after"), *fields["keep"]) if place]
+    return EXACT if fields.get("old_adapter") or any(run.is_dir() and not (run / MEMORY).is_file() for run in runs) else FRESH
 
 
 def _refuse_repeated_fields(settings: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 from torch import Tensor
 
 from anchorlora import embedded
-from anchorlora.adapters import read_adapter, usual_targets
+from anchorlora.adapters import read_adapter
 from anchorlora.config import Recipe
 from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.data import longest_first
@@ -74,6 +74,7 @@ from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, SkillRequest
 
 SCORES, FACTS = "scores.json", "facts.json"
 OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
+ALL_LINEAR = default_recipe().adapter.targets
 BEGIN_AGAIN = "begin again with another --out"
 Say = Callable[[str], None]
 
@@ -92,7 +93,7 @@ def before(
     unfit = {each["name"]: each.get("unfit", ()) for each in rows_in(folder)}
     kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns, unfit)]
     say(f"loading {request.base_model.model}")
-    adapted, tokenizer = session.adapted(request.adapter, targets=request.targets), session.tokenizer
+    adapted, tokenizer = session.adapted(request.adapter, targets=request.targets or ALL_LINEAR), session.tokenizer
     note = template_note(
         request.base_model, tokenizer, request.adapter, folder=embedded.folder(request.base_model.model or "", "base_model")
     )
@@ -279,10 +280,10 @@ def _cores(session: Session, adapted: Any, samples: Iterable[Sample], recipe: Re
 
 
 def _targets(request: SkillRequest, session: Session) -> Any:
-    """Modules to adapt: those of the old adapter, those that were asked for, or the usual ones."""
+    """Modules to adapt: those of the old adapter, those that were asked for, or all linear layers."""
     if request.adapter is not None:
         return sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter)})
-    return request.targets or usual_targets(session.loaded.model)
+    return request.targets or ALL_LINEAR
 
 
 def change_on(

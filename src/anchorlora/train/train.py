@@ -38,7 +38,7 @@ from anchorlora.store.seal import sealed_folder
 from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
 from anchorlora.train.kept import PROBES, ROWS, counted_at, earlier_places, refuse_repeated
-from anchorlora.train.request import FRESH, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe
+from anchorlora.train.request import EXACT, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
 from anchorlora.train.stages import SCORES, Say, after, before, facts_in, probes_in, rows_in, scored, scores_in, skill_files
 from anchorlora.train.verdict import Verdict, verdict_of
@@ -311,12 +311,12 @@ def _refuse_early(request: SkillRequest, method: Method) -> None:
             if not (Path(place) / SKILL / "after" / MEMORY).is_file():
                 raise InvalidValue(
                     f"{method.name} needs what answers depend on, and {place} was trained by a method that does not remember it; "
-                    f"give its text with --keep FILE instead, or continue with --method {FRESH}"
+                    f"give its text with --keep FILE instead, or continue with --method {EXACT}"
                 )
         if len(skills) > 1:
             raise InvalidValue(
                 f"{skills[0]} and {skills[1]} each remember what their answers depend on, and {method.name} continues from one "
-                "memory; keep one of them by its text, with --keep FILE"
+                f"memory; keep one of them by its text, with --keep FILE, or take --method {EXACT}"
             )
     if method.rehearsal is not None:
         skills = [place for place in earlier_places(request) if (Path(place) / SKILL / "after").is_dir()]
@@ -324,7 +324,7 @@ def _refuse_early(request: SkillRequest, method: Method) -> None:
             if not (Path(place) / SKILL / "after" / OLD_TEXT).is_file():
                 raise InvalidValue(
                     f"{method.name} trains on old text again, and {place} was trained by a method that keeps none; give its text "
-                    f"with --keep FILE instead, or continue with --method {FRESH}"
+                    f"with --keep FILE instead, or continue with --method {EXACT}"
                 )
     if request.after is None:
         return

@@ -16,6 +16,7 @@ from anchorlora.data import LOSS
 from anchorlora.data.metrics import TOKEN_ACCURACY
 from anchorlora.data.rendering import SPLIT
 from anchorlora.errors import InvalidValue
+from anchorlora.models.own_text import OWN_TOKENS
 from anchorlora.scores import metric_in_words
 from anchorlora.store.json import loads
 from anchorlora.store.record import Record
@@ -242,8 +243,9 @@ def sentences(verdict: Verdict) -> list[str]:
         own = kept.own
         if own and (own["repeated"] or own["unfinished"] or own["degenerate"]):
             lines.append(
-                f"{kept.title}: of {own['texts']:,} texts of the model's own, {own['repeated']:,} are repeated, "
-                f"{own['unfinished']:,} were not finished, and {own['degenerate']:,} are one token again and again"
+                f"{kept.title}: of {own['texts']:,} texts of the model's own, {own['repeated']:,} are repeated and "
+                f"{own['degenerate']:,} are one token again and again; {own['unfinished']:,} are beginnings, since no message is "
+                f"longer than {OWN_TOKENS} tokens"
             )
     for rows in verdict.rows:
         lines += _counted(rows)
