@@ -83,7 +83,7 @@ def test_texts_of_answers_are_escaped_and_cut(taught):
     assert "\u202e" not in page
     assert "x" * 299 + "…" in page
     assert "x" * 300 not in page
-    assert "50 % right" in page
+    assert "50 % like it" in page
 
 
 @given(st.text(st.characters(exclude_characters="…"), max_size=400), st.integers(2, 100), st.booleans())

@@ -485,3 +485,44 @@ def test_a_skill_needs_no_data_loads_the_model_once_with_its_twin_is_read_when_f
     assert main(command) == 0
     assert len(loads) == 2
     assert {file: (out / file).read_bytes() for file in files} == whole
+
+
+PHASES = {"writing texts of its own", "finding what to protect of self", "testing news", "testing self"}
+
+
+def test_a_dry_run_writes_nothing_and_names_every_phase_which_all_reach_their_end(data, tmp_path, capsys, monkeypatch):
+    words = ["train", "embedded:mini", "--data", data["news"], "--keep", "self", "--self-texts", "10", *FEW]
+    words += ["--out", str(tmp_path / "out")]
+    assert main([*words, "--dry-run", "--json"]) == 0
+    price = json.loads(capsys.readouterr().out)
+    assert not (tmp_path / "out").exists()
+    named = {phase["what"].removesuffix(" before").removesuffix(" after") for phase in price["phases"]}
+    assert named >= PHASES | {"training"}
+    assert all(phase["seconds"] >= 0 for phase in price["phases"])
+    assert price["seconds"] == pytest.approx(sum(phase["seconds"] for phase in price["phases"]))
+    assert main([*words, "--dry-run"]) == 0
+    assert f"{price['steps']} steps; about " in capsys.readouterr().out
+    told = {}
+
+    def tell(self, what, done, total):
+        assert told.get(what, (0, total))[1] == total
+        told[what] = (done, total)
+
+    monkeypatch.setattr("anchorlora.cli.progress.Bars.on_progress", tell)
+    assert main(words) == 0
+    assert set(told) == PHASES | {"finding what a later skill must protect of news"}
+    assert all(done == total for done, total in told.values())
+    steps = [event for event in map(json.loads, (tmp_path / "out/log.jsonl").read_text().splitlines()) if event["event"] == "step"]
+    assert len(steps) == price["steps"]
+
+
+def test_a_dry_run_refuses_what_the_command_would(data, tmp_path, capsys):
+    words = ["train", "embedded:mini", "--data", data["news"], "--keep", "self", "--out", str(tmp_path / "out"), *FEW, "--dry-run"]
+    for wrong, said in (
+        (["--targets", "c_attn"], "no module called c_attn"),
+        (["--self-texts", "20", "--budget", "0.05"], "--budget needs 12 held-out rows"),
+        (["--keep", data["news"]], "both called news"),
+    ):
+        assert main([*words, *wrong]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
