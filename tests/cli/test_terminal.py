@@ -1,6 +1,8 @@
-"""On a terminal: tables of at most 100 columns, and completion by the shell."""
+"""On a terminal: tables of at most 100 columns, bars within it, and completion by the shell."""
 
+import io
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -8,12 +10,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
 
 import records
 from anchorlora.cli.app import COMMANDS, main
 from anchorlora.cli.audit import lines
 from anchorlora.cli.check import LABELS, verdict
 from anchorlora.cli.console import WIDTH, fitted, titled
+from anchorlora.cli.progress import Bars
 from anchorlora_lab.cli.eval import show
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.tables import Column, Table
@@ -155,3 +162,27 @@ def test_the_other_shells_get_a_script(shell, program):
     env = os.environ | {"_ANCHORLORA_COMPLETE": f"{shell}_source"}
     said = subprocess.run([program / "anchorlora"], capture_output=True, text=True, check=True, env=env)
     assert f"_ANCHORLORA_COMPLETE={shell}_complete" in said.stdout
+
+
+@given(
+    st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=60), st.sampled_from([60, 80, 200])
+)
+@settings(max_examples=20)
+def test_a_bar_fits_its_terminal_and_shows_how_far_it_is(what, width):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, soft_wrap=True)
+    with Bars(console, tasks=None) as bars:
+        bars.on_progress(what, 16, 256)
+        bars.progress.refresh()
+        lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue()).replace("\r", "\n").split("\n")
+        bars.on_progress(what, 256, 256)
+    shown = [line for line in lines if line.strip()]
+    assert " 16/256 " in shown[-1]
+    assert max(cell_len(line) for line in shown) <= width
+
+
+def test_without_a_terminal_there_is_no_bar():
+    console = Console(file=io.StringIO(), width=80)
+    with Bars(console, tasks=None) as bars:
+        bars.on_progress("writing texts of its own", 16, 256)
+        bars.on_task_begin(1, "news", 9, 0)
+    assert console.file.getvalue() == ""

@@ -263,13 +263,13 @@ def test_the_terminal_is_left_alone_until_something_is_learned():
 def test_texts_of_the_models_own_have_a_bar_that_hides_no_cursor_and_goes_before_training():
     console = Console(file=io.StringIO(), force_terminal=True)
     with Bars(console, tasks=1) as bars:
-        bars.on_own_text(16, 256)
+        bars.on_progress("writing texts of its own", 16, 256)
         bars.progress.refresh()
         shown = console.file.getvalue()
         assert "writing texts of its own" in shown
         assert "16/256" in shown
         assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
-        bars.on_own_text(256, 256)
+        bars.on_progress("writing texts of its own", 256, 256)
         assert bars.bar is None
         bars.on_task_begin(1, "fruit", 9, 0)
         assert "fruit: training" in console.file.getvalue()

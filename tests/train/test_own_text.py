@@ -31,13 +31,13 @@ def loaded():
 def test_a_chat_begins_with_the_templates_own_words_and_is_answered(loaded, monkeypatch):
     loaded.tokenizer.chat_template = TEMPLATE
     asked = []
-    drawn = module._draw
+    drawn = module.draw
 
     def noted(model, tokenizer, batches, draws, **how):
         asked.extend(tokenizer.batch_decode(prompts) for prompts in batches)
         return drawn(model, tokenizer, batches, draws, **how)
 
-    monkeypatch.setattr(module, "_draw", noted)
+    monkeypatch.setattr(module, "draw", noted)
     rows = own_text(loaded.model, loaded.tokenizer, count=3, seed=1, max_tokens=12)
     assert [[message["role"] for message in row["messages"]] for row in rows] == [["user", "assistant"]] * 3
     assert set(asked[0]) == {"user:\n"}
@@ -55,7 +55,7 @@ def test_what_was_drawn_is_learned_token_for_token_and_a_stop_loses_nothing(load
     assert [[list(e.prompt), list(e.answer)] for e in encoded] == [[r["prompt_ids"], r["completion_ids"]] for r in whole]
     assert list(token_ids(samples, loaded.tokenizer, max_tokens=200)) == [r["prompt_ids"] + r["completion_ids"] for r in whole]
     assert [row_of(sample) for sample in samples] == whole
-    file, drawn, calls = tmp_path / "self.jsonl", module._draw, []
+    file, drawn, calls = tmp_path / "self.jsonl", module.draw, []
 
     def stopped(*args, **how):
         calls.append(1)
@@ -63,7 +63,7 @@ def test_what_was_drawn_is_learned_token_for_token_and_a_stop_loses_nothing(load
             raise KeyboardInterrupt
         return drawn(*args, **how)
 
-    monkeypatch.setattr(module, "_draw", stopped)
+    monkeypatch.setattr(module, "draw", stopped)
     with pytest.raises(KeyboardInterrupt):
         own_text(loaded.model, loaded.tokenizer, count=20, seed=1, max_tokens=12, written=file)
     file.write_bytes(file.read_bytes() + b'[{"messa')  # as a kill leaves it
@@ -102,7 +102,7 @@ def test_batches_drawn_at_once_whose_ended_rows_leave_are_those_drawn_one_after_
     ]
     model.register_forward_pre_hook(lambda _, args, inputs: read.append(len(inputs["input_ids"])), with_kwargs=True)
     draws = [torch.Generator().manual_seed(seed) for seed in range(len(batches))]
-    assert module._draw(model, tokenizer, batches, draws, stops=stops, longest=20) == one_by_one
+    assert module.draw(model, tokenizer, batches, draws, stops=stops, longest=20) == one_by_one
     assert {1, 20} <= {len(row) for batch in one_by_one for row in batch}
     assert (min(read) < 8) if selects else (len(set(read)) <= 2), "rows that have ended leave"
 
@@ -141,14 +141,14 @@ def test_tokens_come_from_the_whole_distribution_whatever_the_models_own_setting
         log = model(torch.tensor([[start]])).logits[0, -1].double().log_softmax(0)
     entropy, spread = float(-(log.exp() * log).sum()), float((log.exp() * (log + (log.exp() * -log).sum()) ** 2).sum()) ** 0.5
     torch.manual_seed(0)
-    seen, drawn = [], module._draw
+    seen, drawn = [], module.draw
 
     def noted(*args, **how):
         batches = drawn(*args, **how)
         seen.extend(ids[0] for batch in batches for ids in batch)
         return batches
 
-    monkeypatch.setattr(module, "_draw", noted)
+    monkeypatch.setattr(module, "draw", noted)
     own_text(model, tokenizer, count=200, seed=5, max_tokens=2)
     surprise = [-float(log[token]) for token in seen]
     assert abs(sum(surprise) / len(surprise) - entropy) < 4 * spread / math.sqrt(len(surprise))

@@ -155,7 +155,7 @@ def test_too_few_rows_cannot_tell_what_was_learned():
     assert (found.verdict, found.state) == ("cannot tell (n = 3)", "even")
     found = learned(([0, 1] * 4, [2.0] * 8), ([0, 1] * 4, [1.5] * 8))
     assert found.verdict == "cannot tell (n = 8)"
-    assert found.reason.startswith("the loss fell; a rise of up to 37 points is possible")
+    assert found.reason.startswith("the loss fell, and answers may be up to 37 points better")
 
 
 def whole(before, after, **changes):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial, wraps
@@ -31,7 +31,22 @@ def recipes_beginning(ctx: click.Context, parameter: click.Parameter, begun: str
 
 
 class ReadsRows(click.Command):
-    """A command that reads rows: FORMS in its help are their forms, which are asked for when the help is."""
+    """A command that reads rows: FORMS in its help are their forms, which are asked for when the help is.
+
+    Its options stand in groups, if it has any; options that are in none come last.
+    """
+
+    groups: Mapping[str, Sequence[str]] = {}  # heading -> names of options
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, group by group."""
+        options = (each for each in self.get_params(ctx) if isinstance(each, click.Option))
+        records = {option.name: record for option in options if (record := option.get_help_record(ctx))}
+        grouped = {name for names in self.groups.values() for name in names}
+        last = {"Output" if self.groups else "Options": [name for name in records if name not in grouped]}
+        for heading, names in (*self.groups.items(), *last.items()):
+            with formatter.section(heading):
+                formatter.write_dl([records[name] for name in names if name in records])
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help."""
@@ -129,6 +144,7 @@ def conduct_options(command: Callable | None = None, *, together: bool = False) 
     @click.option(
         "--save-every",
         type=click.IntRange(min=0),
+        metavar="N",
         default=protocol.SAVE_EVERY,
         show_default=True,
         help="Optimizer steps between saves within a task; 0: save within a task only when interrupted.",
@@ -136,6 +152,7 @@ def conduct_options(command: Callable | None = None, *, together: bool = False) 
     @click.option(
         "--check-every",
         type=click.IntRange(min=1),
+        metavar="N",
         default=CHECK_EVERY,
         show_default=True,
         help="Optimizer steps between checks that protection holds; each task is also checked after its second and last step.",

@@ -2,40 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.console import err, example, out, print_json
-from anchorlora.cli.options import Conduct, ReadsRows, conduct_options, methods_beginning, settings, track
+from anchorlora.cli.console import err, example, fitted, out, print_json
+from anchorlora.cli.options import Conduct, ReadsRows, conduct_options, methods_beginning, track
 
 if TYPE_CHECKING:
     from anchorlora.train.answers import Answers
+    from anchorlora.train.price import Price
 
 SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
 
 
-@click.command(cls=ReadsRows, epilog=example("anchorlora train Qwen/Qwen3-0.6B --data new.jsonl --keep self --out runs/new"))
+class Train(ReadsRows):
+    """`train`, whose options are many."""
+
+    groups = {  # noqa: RUF012
+        "What to learn": ("data", "test", "columns", "metrics", "name"),
+        "What to keep": ("keep", "after", "adapter", "keep_columns", "own", "margin", "budget"),
+        "How to train": (
+            *("epochs", "learning_rate", "rank", "max_length", "targets", "method", "same_size", "compare", "seed", "settings"),
+        ),
+        "This machine": ("dry_run", "save_every", "check_every", "allow_inexact"),
+    }
+
+
+@click.command(cls=Train, epilog=example("anchorlora train Qwen/Qwen3-0.6B --data new.jsonl --keep self --out runs/new"))
 @click.argument("model")
 @click.option("--data", required=True, metavar="NEW", help="Examples of the new skill.")
 @click.option("--test", metavar="FILE", help="Examples to test on.  [default: every tenth of NEW, held out]")
-@click.option("--adapter", metavar="OLD", help="The PEFT adapter that the model uses so far.")
-@click.option("--keep", metavar="WHAT", multiple=True, help="What to keep: old text, self, or an earlier --out; may be repeated.")
+@click.option("--adapter", metavar="OLD", help="The PEFT adapter that the model uses so far.  [default: none]")
+@click.option(
+    "--keep",
+    metavar="WHAT",
+    multiple=True,
+    help="self (what the model writes itself), a file of old text, or an earlier --out; may be repeated.",
+)
 @click.option("--after", metavar="RUN", help="Continue from an earlier --out: train from its adapter, and keep all that it keeps.")
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The run directory.")
 @click.option("--same-size", is_flag=True, help="Train the old adapter further, instead of a new block next to it.")
-@click.option("--compare", is_flag=True, help="Train an unprotected twin as well, for comparison.")
+@click.option("--compare", is_flag=True, help="Train without protection as well, for comparison.")
 @click.option(
     "--budget",
     type=click.FloatRange(min=0, min_open=True),
     metavar="LOSS",
-    help="Scale what is learned until the loss of kept text rises by no more than this, per token; 0.05 is a start.",
+    help="Scale what is learned until kept text loses no more than this, per token; 0.05 is a start.  [default: none]",
 )
 @click.option(
     "--method",
     shell_complete=methods_beginning,
-    help="A method.  [default: fold-16; with --adapter inc-lora-hard; with --same-size sfor]",
+    help="A method (see `anchorlora methods`).  [default: fold-16; with --adapter inc-lora-hard; with --same-size sfor]",
 )
 @click.option("--name", help="Name of the skill.  [default: the name of the file]")
 @click.option(
@@ -49,9 +69,11 @@ SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
     "metrics",
     multiple=True,
     metavar="NAME",
-    help="Metric for answers: exact_match, token_f1, rouge_l, ..; the first one is the primary.",
+    help="Metric for answers: exact_match, token_f1, rouge_l, ..; the first one is the primary.  [default: by the answers]",
 )
-@click.option("--self-texts", "own", type=click.IntRange(min=10), default=120, show_default=True, help="Texts for --keep self.")
+@click.option(
+    "--self-texts", "own", type=click.IntRange(min=10), metavar="N", default=120, show_default=True, help="Texts for --keep self."
+)
 @click.option(
     "--margin",
     type=click.FloatRange(min=0, max=100, min_open=True),
@@ -75,10 +97,11 @@ SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
 )
 @click.option("--max-length", type=click.IntRange(min=2), metavar="N", help="Tokens of prompt and answer at most.  [default: 1024]")
 @click.option("--targets", metavar="NAMES", help="Modules by name, or all-linear.  [default: all-linear]")
-@click.option("--seed", type=int, default=42, show_default=True, help="Seed for everything random.")
-@settings
+@click.option("--seed", type=int, metavar="N", default=42, show_default=True, help="Seed for everything random.")
+@click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Set a field of the recipe; may be repeated.")
 @track
 @conduct_options
+@click.option("--dry-run", is_flag=True, help="Write nothing; print rows, steps, memory, and minutes as measured on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def train(
     model: str,
@@ -98,6 +121,7 @@ def train(
     settings: tuple[str, ...],
     track: tuple[str, ...],
     conduct: Conduct,
+    dry_run: bool,
     as_json: bool,
     **others: Any,
 ) -> None:
@@ -122,7 +146,7 @@ def train(
     from anchorlora.train.answers import answers_of
     from anchorlora.train.judge import Margin
     from anchorlora.train.request import skill_request
-    from anchorlora.train.train import train_skill
+    from anchorlora.train.train import priced, train_skill
 
     fields, numbers = settings_of(settings)
     if numbers:
@@ -152,8 +176,11 @@ def train(
     }
     request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
     logging.disable_progress_bar()  # while weights load
+    if dry_run:
+        show_price(priced(request, to, methods=METHODS), as_json=as_json)
+        return
     already = RunFolder(to).is_taught
-    with asked_to_stop(err.print) as stop, Bars(err, tasks=1) as bars, tracked(track, to, say=bars.on_warning) as trackers:
+    with asked_to_stop(err.print) as stop, Bars(err, tasks=None) as bars, tracked(track, to, say=bars.on_warning) as trackers:
         found = train_skill(
             request,
             to,
@@ -181,6 +208,22 @@ def train(
         out.print(f"\nfinished before, nothing was trained; record: {to / 'record.json'}")
     out.print(f"\nadapter: {to / 'adapter'}\nverdict: {to / 'index.html'}\nserve:   {found['serve']}")
     out.print(f"ask:     {next_commands(found)['ask it']}")
+
+
+def show_price(price: Price, *, as_json: bool) -> None:
+    """Print what teaching a skill will take."""
+    if as_json:
+        print_json({**asdict(price), "seconds": price.seconds})
+        return
+    for row in price.rows:
+        use = {"learned": "to learn from", "tested": "to test on"}.get(row["use"], "to keep")
+        out.print(f"{row['name']}: {row['read']:,} rows {use}, {row['held_out']:,} of them held out")
+    out.print(
+        f"training: {price.tokens:,} tokens an epoch, {price.steps:,} steps; about {price.memory / 2**30:.1f} GiB of memory\n"
+    )
+    out.print(fitted(["phase", "what", "minutes"], [[p.what, p.amount or "-", f"{p.seconds / 60:.1f}"] for p in price.phases]))
+    out.print(f"\nin all about {price.seconds / 60:.0f} minutes on {price.device}, as measured now; nothing was written")
+    out.print("texts and answers that end early take less; the same command without --dry-run begins")
 
 
 def show_answers(part: Answers) -> None:

@@ -92,12 +92,13 @@ class RunCallback:
             message: What is wrong with which file, and what is done instead.
         """
 
-    def on_own_text(self, texts: int, count: int) -> None:
-        """Some of the texts that a model writes itself are there, before anything is trained.
+    def on_progress(self, what: str, done: int, total: int) -> None:
+        """Some of the work before or after training is done: texts are written or read, or answers are tested.
 
         Args:
-            texts: Texts so far.
-            count: Texts in all.
+            what: What is done, in words.
+            done: Texts or answers so far.
+            total: Texts or answers in all.
         """
 
     def on_task_begin(self, number: int, task: str, steps: int, done: int) -> None:

@@ -60,10 +60,16 @@ class Scorer:
         return cls(model, tokenizer, max_new_tokens=settings.max_new_tokens, batch=settings.eval_batch, **how)
 
     def score(
-        self, task: AnyTask, examples: Sequence[Encoded], *, known: Mapping[int, str] = NOTHING, watch: Watch = unwatched
+        self,
+        task: AnyTask,
+        examples: Sequence[Encoded],
+        *,
+        known: Mapping[int, str] = NOTHING,
+        watch: Watch = unwatched,
+        count: Callable[[int], None] = lambda read: None,
     ) -> list[Answer]:
         """Return the answers to a task's examples with all their scores; those that are known are not generated again."""
-        losses = self.losses(examples)
+        losses = self.losses(examples, count=count)
         if not task.answered:
             return [Answer("", None, e.example.label, scores) for e, scores in zip(examples, losses, strict=True)]
         end = self.tokenizer.eos_token_id
@@ -119,7 +125,7 @@ class Scorer:
             watch(new)
         return [texts[i] for i in range(len(prompts))]
 
-    def losses(self, examples: Sequence[Encoded]) -> list[dict[str, float]]:
+    def losses(self, examples: Sequence[Encoded], *, count: Callable[[int], None] = lambda read: None) -> list[dict[str, float]]:
         """Return how well the model predicts the right answers, token by token, each given the right ones before it."""
         model, processes = self.model, self.processes
         model.eval()
@@ -144,6 +150,7 @@ class Scorer:
                     for (i, _), loss, hit in zip(group, losses.split(counts), hits.split(counts), strict=True):
                         new[i] = {TOKEN_ACCURACY: float(hit.mean()), LOSS: float(in_float64(loss).mean())}
             scores |= {i: of_one for part in processes.gathered(new) for i, of_one in part.items()}
+            count(len(scores))
         return [scores[i] for i in range(len(examples))]
 
     @property

@@ -6,7 +6,7 @@ assistant says, or every token but the first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ def memory_of_text(
     device: torch.device,
     max_tokens: int,
     past: Mapping[str, Tensor] = NOTHING,
+    watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Tensor]:
     """Return what a method remembers of text, beside what it remembers already."""
     reader = next((c for c in method.constraints if isinstance(c, AnswerSensitivity)), None)
@@ -42,8 +43,10 @@ def memory_of_text(
 
     def losses(count: int) -> Iterator[Tensor]:
         adapted.eval()
-        for i in spread(len(examples), count):
+        chosen = spread(len(examples), count)
+        for done, i in enumerate(chosen, 1):
             yield _loss(adapted, examples, i, device)
+            watch(done, len(chosen))
 
     return reader.end_task(Anchor.of(adapted, past=past, losses=losses))
 

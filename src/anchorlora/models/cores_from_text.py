@@ -11,7 +11,7 @@ token from each of n equal shares of all tokens instead, so that every part of t
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, takewhile
@@ -187,9 +187,18 @@ def cores_from_data(
     return made
 
 
-def cores_of_samples(adapted: Any, tokenizer: Any, samples: Sequence[Sample], rule: CoreRule, *, device: torch.device) -> MadeCores:
+Watch = Callable[[int, int], None]  # is told how many texts are read, and of how many
+
+
+def unwatched(done: int, total: int) -> None:
+    """Take no notice of texts."""
+
+
+def cores_of_samples(
+    adapted: Any, tokenizer: Any, samples: Sequence[Sample], rule: CoreRule, *, device: torch.device, watch: Watch = unwatched
+) -> MadeCores:
     """Make the cores of a model that is loaded."""
-    store, used = _read(adapted, tokenizer, samples, rule, device=device)
+    store, used = _read(adapted, tokenizer, samples, rule, device=device, watch=watch)
     _refuse_few(store, rule.at_least)
     layers = store.decompose(energy=rule.energy, at_least=rule.at_least, at_most=rule.at_most, wide=rule.at_most)
     _refuse_alike(layers, rule.at_least)
@@ -202,7 +211,7 @@ def cores_of_samples(adapted: Any, tokenizer: Any, samples: Sequence[Sample], ru
 
 
 def _read(
-    adapted: Any, tokenizer: Any, samples: Sequence[Sample], rule: CoreRule, *, device: torch.device
+    adapted: Any, tokenizer: Any, samples: Sequence[Sample], rule: CoreRule, *, device: torch.device, watch: Watch
 ) -> tuple[FeatureStore, int]:
     """Return the feature rows of all adapted layers, and how many examples they come from."""
 
@@ -217,8 +226,10 @@ def _read(
     positions = spread_positions([len(ids) for ids in sequences()], rule.rows) if rule.spread else None
     texts = list(_texts_with_rows(sequences(), positions, rule.rows))
     together = not experts and _packable(adapted, texts)
-    with closing(_rows_together(adapted, texts, device) if together else _rows_apart(texts, device)) as rows:
+    watch(0, len(texts))
+    with closing((_rows_together if together else _rows_apart)(adapted, texts, device, watch)) as rows:
         store.read(adapted, rows)
+    watch(len(texts), len(texts))
     return store, len(texts)
 
 
@@ -243,7 +254,9 @@ def _packable(adapted: Any, texts: Sequence[Text]) -> bool:
     return unpackable(adapted, [ids[:TRIED] for ids, _ in texts[:2]], longest=max(len(ids) for ids, _ in texts)) is None
 
 
-def _rows_together(adapted: Any, texts: Sequence[Text], device: torch.device) -> Generator[tuple[Tensor, Tensor], None, None]:
+def _rows_together(
+    adapted: Any, texts: Sequence[Text], device: torch.device, watch: Watch
+) -> Generator[tuple[Tensor, Tensor], None, None]:
     """Packed rows of texts, what they begin with once, with the places of the tokens whose features are kept."""
     start = 0
     while start < len(texts):
@@ -259,11 +272,15 @@ def _rows_together(adapted: Any, texts: Sequence[Text], device: torch.device) ->
         ends = torch.tensor([prefix, *layout.lengths], device=device).cumsum(0)[1:] - 1
         with packed(adapted, layout, ends):  # so the last layer's own part is read at these alone, where nothing is adapted in it
             yield torch.tensor([row], device=device), torch.tensor(places, device=device)
+        watch(end, len(texts))
 
 
-def _rows_apart(texts: Sequence[Text], device: torch.device) -> Generator[tuple[Tensor, Tensor], None, None]:
+def _rows_apart(
+    adapted: Any, texts: Sequence[Text], device: torch.device, watch: Watch
+) -> Generator[tuple[Tensor, Tensor], None, None]:
     """Texts one by one, with a mask of the tokens whose features are kept."""
-    for ids, kept in texts:
+    for number, (ids, kept) in enumerate(texts):
+        watch(number, len(texts))
         mask = torch.zeros(1, len(ids), dtype=torch.bool)
         mask[0, kept] = True
         yield torch.tensor([ids], device=device), mask.to(device)

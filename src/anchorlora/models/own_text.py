@@ -191,13 +191,13 @@ def _write_batches(
         return str(tokenizer.decode([i for i in ids if i not in stops], skip_special_tokens=True))
 
     ending = stops | ({after[0]} if chat else set())
-    drawn = _draw(model, tokenizer, [[before] * BATCH for _ in draws], draws, stops=ending, longest=longest)
-    first = [[ids for ids in batch if text_of(ids).strip()] for batch in drawn]
+    firsts = draw(model, tokenizer, [[before] * BATCH for _ in draws], draws, stops=ending, longest=longest)
+    first = [[ids for ids in batch if text_of(ids).strip()] for batch in firsts]
     if not chat:
         return [[{"text": text_of(ids), "prompt_ids": before, "completion_ids": ids} for ids in batch] for batch in first]
     users = [[ids[:-1] if ids[-1] in ending else ids for ids in batch] for batch in first]
     prompts = [[[*before, *ids, *after] for ids in batch] for batch in users]
-    answers = _draw(model, tokenizer, prompts, draws, stops=stops, longest=longest)
+    answers = draw(model, tokenizer, prompts, draws, stops=stops, longest=longest)
     return [
         [
             {
@@ -223,7 +223,7 @@ def _written(path: Path | None) -> list[list[dict[str, Any]]]:
 
 
 @torch.inference_mode()
-def _draw(
+def draw(
     model: Any,
     tokenizer: Any,
     batches: Sequence[Sequence[list[int]]],

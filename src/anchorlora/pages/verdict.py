@@ -82,8 +82,8 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 def mark(score: float) -> str:
-    """Return how right an answer is, in a word or in percent."""
-    return "right" if score == 1 else "wrong" if score == 0 else f"{100 * score:.0f} % right"
+    """Return how near an answer is to the right one, in a word or in percent."""
+    return "right" if score == 1 else "wrong" if score == 0 else f"{100 * score:.0f} % like it"
 
 
 def shortened(text: str, most: int, *, middle: bool = False) -> str:

@@ -36,7 +36,7 @@ from anchorlora.scores import Paired
 from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
 from anchorlora.train.request import FRESH, SkillRequest, default_recipe
-from anchorlora.train.stages import Say, facts_in, probes_in, scores_in, skill_files
+from anchorlora.train.stages import Say, Tell, facts_in, probes_in, scores_in, skill_files
 
 BUDGET = "budget.json"  # in skill/
 STEPS = 20  # scales are tried from 1 down, by 1 / STEPS
@@ -53,12 +53,12 @@ def refuse_nonlinear(request: SkillRequest, method: Method) -> None:
         raise InvalidValue(f"--budget scales what is learned, and {method.name} {why}; use --method {FRESH}, or no --budget")
 
 
-def refuse_few(facts: Mapping[str, Any]) -> None:
+def refuse_few(held_out: Mapping[str, int]) -> None:
     """Refuse a budget that too few held-out rows would decide on."""
-    for part in facts["kept"]:
-        if part["probes"] < FEWEST:
+    for name, rows in held_out.items():
+        if rows < FEWEST:
             raise InvalidValue(
-                f"--budget needs {FEWEST} held-out rows of everything that is kept, and {part['name']} has {part['probes']}; "
+                f"--budget needs {FEWEST} held-out rows of everything that is kept, and {name} has {rows}; "
                 "keep more text of it, or leave --budget out"
             )
 
@@ -72,8 +72,8 @@ def budget_in(folder: Path) -> dict[str, Any] | None:
 class WithinBudget(RunCallback):
     """Scale what one skill has learned until what is kept is within the budget."""
 
-    def __init__(self, session: Session, request: SkillRequest, folder: Path, say: Say) -> None:
-        self.session, self.request, self.folder, self.say = session, request, folder, say
+    def __init__(self, session: Session, request: SkillRequest, folder: Path, say: Say, tell: Tell) -> None:
+        self.session, self.request, self.folder, self.say, self.tell = session, request, folder, say, tell
 
     def on_steps_end(self, number: int, anchor: Anchor) -> None:
         """Find the scale, and leave the factors at it."""
@@ -101,11 +101,13 @@ class WithinBudget(RunCallback):
         curve: list[dict[str, Any]] = []
         for step in range(STEPS, -1, -1):
             scale = step / STEPS
+            self.tell("looking for the scale", STEPS - step, STEPS + 1)
             leave_at(anchor, trained, scale)
             now = {name: [row[LOSS] for row in losses(name, examples)] for name, examples in kept.items()}
             curve.append({"scale": scale, "kept": {name: rise(before[name][::2], now[name][::2]) for name in names}})
             if all(found["most"] <= self.request.budget for found in curve[-1]["kept"].values()):
                 break
+        self.tell("looking for the scale", STEPS + 1, STEPS + 1)
         learned[scale] = losses(self.request.name, skill) if scale != 1 else learned[1.0]
         model.train(training)
         found = {

@@ -195,8 +195,8 @@ def judge_learned(comparison: Comparison, margin: Margin = DEFAULT_MARGIN) -> Ju
     width = metric.interval[1] - metric.change
     room = max(abs(metric.change), margin.points)
     needed = max(n + 1, FEWEST, math.ceil(n * (width / room) ** 2), 0 if metric.change else _fewest(margin.points))
-    loss_too = "the loss fell; " if fell else ""
-    reason = f"{loss_too}a rise of up to {gain:.{_digits(gain)}f} points is possible; about {needed:,} held-out rows would tell"
+    loss_too = "the loss fell, and " if fell else ""
+    reason = f"{loss_too}answers may be up to {gain:.{_digits(gain)}f} points better; about {needed:,} held-out rows would tell"
     return judged(f"cannot tell (n = {n})", "even", reason, needed)
 
 

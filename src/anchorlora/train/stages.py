@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -77,6 +78,17 @@ OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
 ALL_LINEAR = default_recipe().adapter.targets
 BEGIN_AGAIN = "begin again with another --out"
 Say = Callable[[str], None]
+Tell = Callable[[str, int, int], None]  # is told what is done, how much of it, and of how much
+
+
+def telling(callbacks: Sequence[RunCallback]) -> Tell:
+    """Return what tells callbacks how far something is."""
+
+    def tell(what: str, done: int, total: int) -> None:
+        for callback in callbacks:
+            callback.on_progress(what, done, total)
+
+    return tell
 
 
 def before(
@@ -101,10 +113,7 @@ def before(
         say(note)
     room, device = session.room(recipe.training.max_tokens), session.loaded.device
 
-    def written(texts: int) -> None:
-        for callback in callbacks:
-            callback.on_own_text(texts, request.own)
-
+    tell = telling(callbacks)
     for part in kept:
         if part.source == SELF:
             say(f"writing {request.own} texts of its own")
@@ -117,7 +126,7 @@ def before(
                 room=room,
                 chat=bool(tokenizer.chat_template) and request.base_model.chat_template is None,
                 written=folder / OWN_TEXT,
-                watch=written,
+                watch=lambda texts: tell("writing texts of its own", texts, request.own),
             )
             samples = read_samples(rows)
             part.samples, part.probes = held_out(part.name, samples)
@@ -133,7 +142,7 @@ def before(
     memory: Mapping[str, Tensor] = next((part.memory for part in kept if part.memory is not None), {})
     for part in kept:
         if method.reads_past and part.cores is None:
-            say(f"reading what answers depend on in {part.name}")
+            say(what := f"reading what answers depend on in {part.name}")
             memory = memory_of_text(
                 method,
                 adapted,
@@ -143,10 +152,11 @@ def before(
                 device=device,
                 max_tokens=room,
                 past=memory,
+                watch=partial(tell, what),
             )
         if part.cores is None:
-            say(f"making the cores of {part.name}")
-            made = _cores(session, adapted, part.samples, recipe)
+            say(what := f"finding what to protect of {part.name}")
+            made = _cores(session, adapted, part.samples, recipe, partial(tell, what))
             part.facts, found = {**part.facts, **made.origin}, new_cores(part.name, made.layers)
         elif any(part.name in core.energy for core in union.values()):
             continue  # one run's cores stand for all that it kept
@@ -164,7 +174,7 @@ def before(
             write_joined_cores(temporary, union, origin={"kept": [part.name for part in kept]})
         facts: dict[str, Any] = {
             "kept": [{"name": p.name, "source": p.source, "probes": len(p.probes), **facts_of_joined(p, union)} for p in kept],
-            "targets": _targets(request, session),
+            "targets": targets_of(request, session),
             "gpu": device.type != "cpu",
         }
         if method.rehearsal:
@@ -181,25 +191,35 @@ def before(
             }
         write_text(temporary / FACTS, json.dumps(facts, indent=1))
         tasks = {request.name: skill_files(folder), **{p.name: probes_in(temporary, p.name) for p in kept if p.probes}}
-        scores = scored(session, adapted, tasks, recipe, say)
+        scores = scored(session, adapted, tasks, recipe, say, tell)
         write_text(temporary / SCORES, json.dumps(scores))
 
 
-def after(session: Session, request: SkillRequest, folder: Path, adapter: Path, recipe: Recipe, say: Say, method: Method) -> None:
+def after(
+    session: Session,
+    request: SkillRequest,
+    folder: Path,
+    adapter: Path,
+    recipe: Recipe,
+    say: Say,
+    method: Method,
+    *,
+    callbacks: Sequence[RunCallback] = (),
+) -> None:
     """Write `after/`: scores of what was kept with the new adapter, and the cores and the memory that a later
     skill goes on from.
     """
-    adapted = session.adapted(adapter)
+    adapted, tell = session.adapted(adapter), telling(callbacks)
     kept = [each["name"] for each in facts_in(folder)["kept"]]
     names = [each["name"] for each in facts_in(folder)["kept"] if each["probes"]]
     tasks = {name: probes_in(folder / "before", name) for name in names}
     with sealed_folder(folder / "after") as temporary:
-        scores = scored(session, adapted, tasks, recipe, say)
+        scores = scored(session, adapted, tasks, recipe, say, tell)
         write_text(temporary / SCORES, json.dumps(scores))
-        say(f"making the cores of {request.name}")
+        say(what := f"finding what a later skill must protect of {request.name}")
         source = skill_files(folder)
         samples = islice(source.rows_of(request.name, "train"), MOST_ROWS)  # what is held out measures a later skill
-        made = _cores(session, adapted, samples, recipe)
+        made = _cores(session, adapted, samples, recipe, partial(tell, what))
         earlier = folder / "before"
         union = joined_cores_in(earlier, kept) if (earlier / CORES).exists() else {}
         union = joined_within(union, new_cores(request.name, made.layers), asked=recipe.features.energy)
@@ -217,13 +237,18 @@ def after(session: Session, request: SkillRequest, folder: Path, adapter: Path, 
 
 
 def scored(
-    session: Session, adapted: Any, tasks: Mapping[str, TextFiles], recipe: Recipe, say: Say
+    session: Session,
+    adapted: Any,
+    tasks: Mapping[str, TextFiles],
+    recipe: Recipe,
+    say: Say,
+    tell: Tell = lambda what, done, total: None,
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the scores of every test example of some tasks."""
     encoder = Encoder(session.tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(adapted))
     evaluation, found = recipe.evaluation, {}
     for name, files in tasks.items():
-        say(f"testing {name}")
+        say(what := f"testing {name}")
         task = files.task(name)
         examples = encoder.encode(task, files.examples(name, "test", limit=recipe.tasks.test_limit))
         longest = max(examples.lengths) + (task.max_new_tokens or evaluation.max_new_tokens)
@@ -231,12 +256,32 @@ def scored(
         if unpacked is not None:
             say(f"this model reads no packed rows ({unpacked}), so {name} is padded instead")
         how = {"device": session.loaded.device, "packed": unpacked is None}
-        answers = Scorer.of(adapted, session.tokenizer, evaluation, **how).score(task, examples)
+        read, answered = len(examples), len(examples) if task.answered else 0
+        counting = Counting(partial(tell, what), read + answered)
+        scorer = Scorer.of(adapted, session.tokenizer, evaluation, **how)
+        answers = scorer.score(task, examples, count=counting.read, watch=counting.answered)
         found[name] = [
             {"text": a.text, "gold": a.gold, "metrics": dict(a.scores), "prompt_sha256": e.prompt_sha256}
             for a, e in zip(answers, examples, strict=True)
         ]
     return found
+
+
+class Counting:
+    """Counts examples whose loss is known and those that are answered, together."""
+
+    def __init__(self, tell: Callable[[int, int], None], total: int) -> None:
+        self.tell, self.total, self.done = tell, total, 0
+
+    def read(self, examples: int) -> None:
+        """So many losses are known."""
+        self.done = examples
+        self.tell(self.done, self.total)
+
+    def answered(self, texts: Mapping[int, str]) -> None:
+        """Some more examples are answered."""
+        self.done += len(texts)
+        self.tell(self.done, self.total)
 
 
 def skill_files(folder: Path) -> TextFiles:
@@ -273,14 +318,16 @@ def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
     return read_file(folder / stage / SCORES, dict[str, list[dict[str, Any]]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED)
 
 
-def _cores(session: Session, adapted: Any, samples: Iterable[Sample], recipe: Recipe) -> MadeCores:
+def _cores(
+    session: Session, adapted: Any, samples: Iterable[Sample], recipe: Recipe, watch: Callable[[int, int], None]
+) -> MadeCores:
     f = recipe.features
     rule = CoreRule(f.rows, f.energy, f.at_least, f.at_most, max_tokens=session.room(recipe.training.max_tokens), spread=True)
-    return cores_of_samples(adapted, session.tokenizer, list(samples), rule, device=session.loaded.device)
+    return cores_of_samples(adapted, session.tokenizer, list(samples), rule, device=session.loaded.device, watch=watch)
 
 
-def _targets(request: SkillRequest, session: Session) -> Any:
-    """Modules to adapt: those of the old adapter, those that were asked for, or all linear layers."""
+def targets_of(request: SkillRequest, session: Session) -> Any:
+    """Return the modules to adapt: those of the old adapter, those that were asked for, or all linear layers."""
     if request.adapter is not None:
         return sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter)})
     return request.targets or ALL_LINEAR

@@ -37,10 +37,25 @@ from anchorlora.store.run_folder import SKILL, RunFolder, may_precede_config
 from anchorlora.store.seal import sealed_folder
 from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
-from anchorlora.train.kept import PROBES, ROWS, counted_at, earlier_places, refuse_repeated
+from anchorlora.train.kept import PROBES, ROWS, SHARE, counted_at, earlier_places, refuse_repeated
+from anchorlora.train.price import Price, price_of
 from anchorlora.train.request import EXACT, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
-from anchorlora.train.stages import SCORES, Say, after, before, facts_in, probes_in, rows_in, scored, scores_in, skill_files
+from anchorlora.train.stages import (
+    SCORES,
+    Say,
+    Tell,
+    after,
+    before,
+    facts_in,
+    probes_in,
+    rows_in,
+    scored,
+    scores_in,
+    skill_files,
+    targets_of,
+    telling,
+)
 from anchorlora.train.verdict import Verdict, verdict_of
 
 REQUEST, UNPROTECTED = "request.yaml", "unprotected"
@@ -80,6 +95,23 @@ def train_skill(
         write_text(RunFolder(out).verdict, json.dumps(verdict.as_dict(), indent=1) + "\n")
         seal_skill(request, out)
         return verdict
+
+
+def priced(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -> Price:
+    """Return what teaching a skill will take, or refuse what `train_skill` would refuse; nothing is written."""
+    method = methods[request.method]
+    _refuse_others(request, out)
+    _refuse_early(request, method)
+    request = _settled(request, out)
+    refuse_damaged_past(request)
+    listed = TextTaskSettings(train=request.data, test=request.test, columns=request.columns, metrics=request.metrics)
+    files = TextFiles({request.name: listed.source(Path())})
+    rows = _counted(request, files)
+    asked = default_recipe().model_copy(update={"base_model": request.base_model}).changed(request.settings)
+    session = Session(asked.base_model, adapter=request.adapter)
+    session.adapted(request.adapter, targets=request.targets)
+    facts = {"targets": targets_of(request, session), "gpu": session.loaded.device.type != "cpu"}
+    return price_of(request, method, _recipe(request, out / SKILL, method, facts), session, files, rows)
 
 
 def _finished(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
@@ -182,14 +214,14 @@ def _taught(
 
     budget = []
     if request.budget is not None:
-        refuse_few(facts_in(folder))
-        budget = [WithinBudget(session, request, folder, say)]
+        refuse_few({part["name"]: part["probes"] for part in facts_in(folder)["kept"]})
+        budget = [WithinBudget(session, request, folder, say, telling(callbacks))]
     say("training")
     run(method, recipe, out, *budget)
     checked()
     _publish(out, request)
     if not (folder / "after").is_dir():
-        after(session, request, folder, RunFolder(out).adapter, recipe, say, method)
+        after(session, request, folder, RunFolder(out).adapter, recipe, say, method, callbacks=callbacks)
         checked()
     if request.compare:
         say("training without protection")
@@ -197,7 +229,8 @@ def _taught(
         twin = folder / UNPROTECTED
         run(METHODS.baseline(method.plan.family), recipe.model_copy(update={"start": start}), twin)
         if not (twin / SKILL / "after").is_dir():
-            _score_the_twin(session, folder, RunFolder(twin).task(1, request.name).adapter, recipe, say)
+            adapter = RunFolder(twin).task(1, request.name).adapter
+            _score_the_twin(session, folder, adapter, recipe, say, telling(callbacks))
         checked()
 
 
@@ -281,7 +314,11 @@ def _counted(request: SkillRequest, files: TextFiles) -> list[dict[str, Any]]:
                 {"name": name, "source": place, "use": use, **found, "held_out": held if use == "learned" else found["read"]}
             )
     kept = [each for place in earlier_places(request) for each in counted_at(place, request.keep_columns, encoder)]
-    refuse_repeated([*(each["name"] for each in kept), *(place for place in request.keep if place == SELF)], name)
+    held_out = [(each["name"], each["held_out"]) for each in kept]
+    held_out += [(SELF, max(1, request.own // SHARE)) for place in request.keep if place == SELF]
+    refuse_repeated([kept_name for kept_name, _ in held_out], name)
+    if request.budget is not None:
+        refuse_few(dict(held_out))
     return rows + kept
 
 
@@ -369,10 +406,10 @@ def _predictions(run: Path, name: str) -> list[dict[str, Any]]:
     return [row.model_dump() for row in read_predictions(RunFolder(run).task(1, name).predictions)]
 
 
-def _score_the_twin(session: Session, folder: Path, adapter: Path, recipe: Recipe, say: Say) -> None:
+def _score_the_twin(session: Session, folder: Path, adapter: Path, recipe: Recipe, say: Say, tell: Tell) -> None:
     names = [file.stem for file in sorted((folder / "before" / PROBES).glob("*.jsonl"))]
     tasks = {name: probes_in(folder / "before", name) for name in names}
-    scores = scored(session, session.adapted(adapter), tasks, recipe, say)
+    scores = scored(session, session.adapted(adapter), tasks, recipe, say, tell)
     with sealed_folder(folder / UNPROTECTED / SKILL / "after") as temporary:
         write_text(temporary / SCORES, json.dumps(scores))
 

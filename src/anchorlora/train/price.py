@@ -1,0 +1,283 @@
+"""What teaching a skill will take: rows, tokens, steps, memory, and seconds of each phase at rates measured on the model itself.
+
+    reading    a forward pass of a packed row: seconds a token        losses, and text that cores are made from
+    learning   the same with the backward pass: seconds a token       training
+    answering  a step of n rows: seconds a + b n                      answers
+    writing    the same, as texts are drawn                           texts of the model's own
+
+Answers are taken to be as long as they may be, so what ends early takes less; those to the skill after training, as long as the
+right ones. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import nn
+
+from anchorlora import embedded
+from anchorlora.adapters import AdapterStack, lora_layers
+from anchorlora.config import Recipe
+from anchorlora.continual.batches import MicroBatch, micro_batch, packed_row, rows_of
+from anchorlora.continual.data import longest_first
+from anchorlora.continual.evaluate import TOKENS
+from anchorlora.data import Encoded, EncodedExamples, Encoder, TextFiles, TextTask, examples_of, read_samples
+from anchorlora.devices import device_name
+from anchorlora.geometry import Spectrum
+from anchorlora.methods import Method
+from anchorlora.models.load import cache_argument, cache_in, ends_of
+from anchorlora.models.own_text import BATCH, OWN_TOKENS, TOGETHER, draw
+from anchorlora.models.packing import packed as reading_packed
+from anchorlora.models.packing import unpackable
+from anchorlora.models.session import Session
+from anchorlora.runs.sizes import sizes
+from anchorlora.train.budget import STEPS
+from anchorlora.train.kept import SHARE, kept_at
+from anchorlora.train.request import SELF, SkillRequest, reads_cores
+
+clock = time.perf_counter
+CONTEXT, DRAWN = 128, 3  # tokens before the ones that are drawn to measure, and how many are
+TRIED = 9  # texts that are read to see whether a model reads packed rows: three, alone and packed twice
+WRITTEN = (0.3, 0.9)  # of the most tokens, what a chat model writes as a user, and as an answer (SmolLM2-135M)
+MEMORY_TEXTS = 64  # of each kept text, forward and backward, where a method remembers what answers depend on
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One part of the work, and how long it takes."""
+
+    what: str
+    amount: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Price:
+    """What teaching a skill will take."""
+
+    rows: list[dict[str, Any]]  # of each source of text, as skill/rows.json has them
+    tokens: int  # of the training examples
+    steps: int  # optimizer steps
+    memory: int  # bytes
+    device: str
+    phases: list[Phase]
+
+    @property
+    def seconds(self) -> float:
+        """Of everything."""
+        return sum(phase.seconds for phase in self.phases)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Text that is tested: its rows, and how long they and their answers are."""
+
+    name: str
+    rows: int
+    prompt: float  # mean tokens
+    answer: float  # mean tokens of the right answers; 0 where none are generated
+    text: float  # mean tokens of both
+    read: bool = True  # whether cores are made of it; an earlier skill has them
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds that a model takes on this machine."""
+
+    reading: float  # a token
+    learning: float  # a token
+    answering: tuple[float, float]  # a step of answers, and each row of it
+    writing: tuple[float, float]  # a step of texts of its own, and each row of it; nothing where none are written
+    spectra: float  # the directions of all layers' inputs
+
+    def answered(self, rows: int, steps: float) -> float:
+        """Return the seconds of so many steps of so many answers."""
+        return steps * (self.answering[0] + self.answering[1] * rows)
+
+    def written(self, rows: int, steps: float, share: float) -> float:
+        """Return the seconds of so many steps of so many texts, which take that share of them on average."""
+        return steps * (self.writing[0] + self.writing[1] * rows * share)
+
+
+def price_of(request: SkillRequest, method: Method, recipe: Recipe, session: Session, files: TextFiles, rows: Any) -> Price:
+    """Return what a request takes that nothing speaks against."""
+    began = clock()
+    adapted = session.adapted(request.adapter, targets=request.targets)
+    loading = clock() - began
+    settings = recipe.training
+    encoder = Encoder(session.tokenizer, max_tokens=session.room(settings.max_tokens), ends=ends_of(adapted))
+    task = files.task(request.name)
+    train = encoder.encode(task, files.examples(request.name, "train"))
+    test = encoder.encode(task, islice(files.examples(request.name, "test"), recipe.tasks.test_limit))
+    rates = measured(session, adapted, recipe, train, writes=SELF in request.keep)
+    skill = _part(request.name, test, answered=task.answered)
+    kept = [*_kept(request, encoder, rows)]
+    cores = [part for part in kept if part.read] if reads_cores(method) else []
+    tokens, steps = sum(train.lengths), recipe.steps(len(train))
+    phases = [Phase("loading the model", "", loading)]
+    if SELF in request.keep:
+        phases.append(_own_text(session, request, rates))
+    if method.reads_past:
+        learned = [MEMORY_TEXTS * part.text * 2 * rates.learning for part in kept if part.read]
+        phases.append(Phase("reading what answers depend on", f"{MEMORY_TEXTS} texts each", sum(learned)))
+    for part in cores:
+        texts = min(recipe.features.rows, part.rows * (SHARE - 1))
+        phases.append(
+            Phase(f"finding what to protect of {part.name}", f"{texts:,} texts", texts * part.text * rates.reading + rates.spectra)
+        )
+    evaluation = recipe.evaluation
+    most = task.max_new_tokens or evaluation.max_new_tokens
+    batch = TOKENS * evaluation.eval_batch
+    for part in (skill, *kept):
+        phases.append(_tested(f"testing {part.name} before", part, rates, most, batch))
+    phases.append(Phase("training", f"{steps:,} steps", settings.epochs * tokens * rates.learning + rates.spectra))
+    phases.append(_tested(f"testing {skill.name} after", skill, rates, min(most, skill.answer + 1), batch))
+    for part in kept:
+        phases.append(_tested(f"testing {part.name} after", part, rates, most, batch))
+    texts = min(recipe.features.rows, len(train))
+    seconds = texts * mean(train.lengths) * rates.reading + rates.spectra
+    phases.append(Phase("finding what a later skill must protect", f"{texts:,} texts", seconds))
+    if request.budget is not None:
+        read = sum(part.rows * part.text for part in kept) * rates.reading
+        phases.append(Phase("looking for the scale", f"at most {STEPS + 1} scales", (STEPS + 1) * read))
+    if request.compare:
+        twin = [p.seconds for p in phases if p.what == "training" or p.what.endswith(" after")]
+        phases.append(Phase("the same without protection", "", sum(twin)))
+    found = sizes(recipe, tasks=1, cumulative=False, folder=embedded.folder(request.base_model.model or "", "base_model"))
+    return Price(list(rows), tokens, steps, found.peak + found.host, device_name(session.loaded.device), phases)
+
+
+def _part(name: str, examples: EncodedExamples, *, answered: bool, read: bool = True) -> Part:
+    prompts = [len(e.prompt) for e in examples]
+    answers = [len(e.answer) for e in examples]
+    return Part(name, len(prompts), mean(prompts), mean(answers) if answered else 0.0, mean(prompts) + mean(answers), read)
+
+
+def _kept(request: SkillRequest, encoder: Encoder, rows: Any) -> Iterator[Part]:
+    """What is kept, as it is tested; of texts that are not there yet, the longest."""
+    for place in request.keep:
+        if place == SELF:
+            chat = bool(encoder.tokenizer.chat_template)
+            user, answer = (OWN_TOKENS * share for share in WRITTEN)
+            yield Part(SELF, max(1, request.own // SHARE), user, answer * chat, user * chat + answer)
+    places = [*([request.after] if request.after else []), *(place for place in request.keep if place != SELF)]
+    unfit = {each["name"]: each.get("unfit", ()) for each in rows}
+    for place in places:
+        for kept in kept_at(place, request.keep_columns, unfit):
+            if kept.probes:
+                samples = read_samples(kept.probes)
+                examples = encoder.encode(TextTask(kept.name), examples_of(samples))
+                answered = any(e.example.messages or e.example.sentence for e in examples)
+                yield _part(kept.name, examples, answered=answered, read=kept.cores is None)
+
+
+def _own_text(session: Session, request: SkillRequest, rates: Rates) -> Phase:
+    messages = WRITTEN if session.tokenizer.chat_template and request.base_model.chat_template is None else WRITTEN[1:]
+    whole, rest = divmod(request.own, BATCH * TOGETHER)
+    groups = [BATCH * TOGETHER] * whole + ([-(-rest // BATCH) * BATCH] if rest else [])
+    seconds = sum(rates.written(rows, OWN_TOKENS, share) for rows in groups for share in messages)
+    return Phase("writing texts of its own", f"{request.own:,} texts of at most {len(messages) * OWN_TOKENS} tokens", seconds)
+
+
+def _tested(what: str, part: Part, rates: Rates, most: float, batch: int) -> Phase:
+    """Losses of all rows, and answers of so many tokens to batches of prompts."""
+    seconds, amount = (part.rows + TRIED) * part.text * rates.reading, f"{part.rows:,} rows"
+    if part.answer:
+        at_once = max(1, int(batch / max(1.0, part.prompt)))
+        whole, rest = divmod(part.rows, at_once)
+        batches = [at_once] * whole + [rest] * (rest > 0)
+        seconds += part.rows * part.prompt * rates.reading + sum(rates.answered(rows, most) for rows in batches)
+        amount += f", answers of at most {most:.0f} tokens"
+    return Phase(what, amount, seconds)
+
+
+def measured(session: Session, adapted: Any, recipe: Recipe, examples: EncodedExamples, *, writes: bool) -> Rates:
+    """Measure a model for a few seconds; it is left without an adapter."""
+    settings = recipe.training
+    window = [examples[i] for i in range(min(len(examples), settings.window))]
+    together = unpackable(adapted, longest_first(examples), longest=max(examples.lengths)) is None
+    batches = [_batch(adapted, session, group, together) for group in rows_of(window, settings.row_tokens, share=together)]
+    tokens = sum(len(e.prompt) + len(e.answer) for e in window)
+    with torch.no_grad():  # what is packed is kept for the backward pass
+        reading = _fastest(lambda: [_logits(adapted, batch) for batch in batches])
+        answering = _line(lambda rows: _step(adapted, session, rows))
+        writing = _line(lambda rows: _drawn_step(adapted, session, rows)) if writes else (0.0, 0.0)
+    inputs = {(layer.rpartition(".")[0], part.in_features) for layer, part in lora_layers(adapted).items()}
+    widths = [width for _, width in inputs]
+    rows = torch.randn(recipe.features.rows, max(widths), device=session.loaded.device)
+    spectra = _fastest(lambda: Spectrum.of(rows, at_most=recipe.features.wide), times=1)
+    spectra *= sum((width / max(widths)) ** 2 for width in widths)
+    stack = AdapterStack(session.bare().model, recipe.adapter.targets, rank=recipe.adapter.rank, alpha=recipe.adapter.alpha)
+    trained: Any = stack.model.train()
+
+    def learn() -> None:
+        for batch in batches:
+            _logits(trained, batch).float().logsumexp(-1).mean().backward()
+        trained.zero_grad()
+
+    learning = _fastest(learn)
+    session.bare()
+    return Rates(reading / tokens, learning / tokens, answering, writing, spectra)
+
+
+def _batch(model: nn.Module, session: Session, group: Sequence[Encoded], together: bool) -> MicroBatch:
+    pad = session.tokenizer.pad_token_id if session.tokenizer.pad_token_id is not None else session.tokenizer.eos_token_id
+    return (packed_row(group) if together else micro_batch(group, pad=int(pad))).to(session.loaded.device)
+
+
+def _logits(model: Any, batch: MicroBatch) -> Any:
+    if batch.layout is None:
+        return batch.answer_logits(model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False).logits)
+    with reading_packed(model, batch.layout, batch.keep):
+        return batch.answer_logits(model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False).logits)
+
+
+def _line(step: Callable[[int], float]) -> tuple[float, float]:
+    """Return the seconds of a step, and of each row of it, through two points."""
+    few, many = BATCH // 2, 2 * BATCH
+    at_few, at_many = step(few), step(many)
+    each = max(0.0, (at_many - at_few) / (many - few))
+    return max(0.0, at_few - few * each), each
+
+
+def _step(model: Any, session: Session, rows: int) -> float:
+    """Return the seconds of one step of so many answers, after a beginning that is read once."""
+    device, token = session.loaded.device, int(session.tokenizer.eos_token_id or 0)
+    cache = cache_in(model(input_ids=torch.full((1, CONTEXT), token, device=device), use_cache=True, logits_to_keep=1))
+    cache.batch_repeat_interleave(rows)
+    one, argument = torch.full((rows, 1), token, device=device), cache_argument(type(session.loaded.model).forward)
+
+    def step() -> None:
+        model(input_ids=one, use_cache=True, **{argument: cache}).logits.argmax(-1).tolist()
+
+    return _fastest(step, times=DRAWN)
+
+
+def _drawn_step(model: Any, session: Session, rows: int) -> float:
+    """Return the seconds of one step of so many texts of the model's own, as they are drawn."""
+    beginning = [int(session.tokenizer.eos_token_id or 0)] * CONTEXT
+    draws = [torch.Generator(session.loaded.device).manual_seed(0)]
+
+    def draws_of(longest: int) -> None:
+        draw(model, session.tokenizer, [[beginning] * rows], draws, stops=(), longest=longest)
+
+    first = _fastest(partial(draws_of, 1))
+    return max(0.0, _fastest(partial(draws_of, 1 + DRAWN)) - first) / DRAWN
+
+
+def _fastest(what: Callable[[], Any], *, times: int = 2) -> float:
+    seconds = []
+    for _ in range(times):
+        began = clock()
+        what()
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        seconds.append(clock() - began)
+    return min(seconds)
