@@ -191,7 +191,7 @@ def second_stage(out: Path, seed: int, variant: str) -> dict[str, Any]:
         peft_model, args=config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer, callbacks=callbacks
     ).train()
     seconds = time.process_time() - began
-    peft_model.set_adapter([CURRENT, HISTORY] if variant == "fresh block" else "default")
+    peft_model.base_model.set_adapter([CURRENT, HISTORY] if variant == "fresh block" else "default")
     drift = {} if protection is None else {"rho": measure(protection.anchor).rho, "bound": measure(protection.anchor).bound}
     return {"scores": tested(peft_model, tokenizer), "cpu_seconds": seconds, **drift}
 

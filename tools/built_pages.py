@@ -7,7 +7,6 @@ README.md and docs/package.md are read where nothing is built: there `<!-- NAME 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from functools import cache
@@ -31,8 +30,6 @@ from anchorlora_lab.frontier.picture import picture
 from anchorlora_lab.frontier.tables import frontier_tables
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.figures.style import as_bytes
-from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables import complete_table
 
 ROOT = Path(__file__).parents[1]
 README, PACKAGE, FIGURE = ROOT / "README.md", ROOT / "docs/package.md", ROOT / "docs/figures/mini-stages.svg"
@@ -136,33 +133,25 @@ def filled(text: str) -> str:
 
 
 def in_step(package: str, readme: str) -> str:
-    """The page for a package index, where links lead nowhere, with the chooser and the loop of README.md."""
+    """The page for a package index, where links lead nowhere, with the first lines, the chooser and the loop of README.md."""
+    above = readme[: readme.index("```bash")]
     (chooser,) = re.findall(r"^\| you have \| command.*?\n\n", readme, flags=re.S | re.M)
-    loop = re.search(r"```python\n.*?```\n", readme, flags=re.S)
-    if loop is None:
-        raise SystemExit("README.md has no Python")
-    return fill(fill(package, "chooser", chooser), "loop", loop[0])
+    (loop,) = re.findall(r"^```python\nfrom anchorlora.*?```\n", readme, flags=re.S | re.M)
+    below = package[package.index("```bash") :]
+    return fill(fill(re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", above) + below, "chooser", chooser), "loop", loop)
 
 
-def measured_here(readme: str) -> str:
-    """README.md with what `make run` and `make demo` measured in this checkout, where they did; the figure of stages is copied."""
-    run, demo = ROOT / "runs/mini", ROOT / "runs/demo/skill/verdict.json"
-    if run.is_dir():
-        _, table, *_ = writers.markdown(complete_table(find_runs([run]))).split("\n\n")  # title, table, notes
-        rows = [line for line in table.splitlines() if line.split("|")[2].strip() != "-"]  # the picture has the majority label
-        readme = fill(readme, "scores", "\n".join(rows))
-        (drawn,) = (run / "report/figures").glob("*stages.svg")
+def drawn_here() -> None:
+    """Copy the figure of stages that `make run` drew in this checkout, where it did."""
+    for drawn in (ROOT / "runs/mini/report/figures").glob("*stages.svg"):
         FIGURE.write_bytes(drawn.read_bytes())
-    if demo.is_file():
-        sentences = json.loads(demo.read_text())["sentences"]
-        readme = fill(readme, "verdict", "\n".join(f"> - {sentence}" for sentence in sentences))
-    return readme
 
 
 if __name__ == "__main__":
     results.unpack_all()
     MEASURED.write_text(results_own.measured())
-    README.write_text(filled(measured_here(README.read_text())))
+    drawn_here()
+    README.write_text(filled(README.read_text()))
     PACKAGE.write_text(in_step(filled(PACKAGE.read_text()), README.read_text()))
     (ROOT / "docs/methods.md").write_text(methods_page())
     results_tables.draw()

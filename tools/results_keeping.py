@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,12 @@ from anchorlora_lab.frontier.tables import interval
 from anchorlora_lab.report.figures.style import COLORS, REFERENCE, as_bytes
 
 ROOT = Path(__file__).parents[1]
+SKILLS = {
+    "labels": "topics of news",
+    "card": "a fixed JSON card",
+    "passage": "answers from a passage",
+    "style": "a register that no prompt asks for",
+}
 NEEDS = {
     "before": "",
     "plain PEFT": "nothing",
@@ -171,43 +177,37 @@ def price() -> str:
     """What README's first command learns, keeps and costs, from the records of benchmarks/first_command.py."""
     records = read_records(ROOT / "results/first-command")
     by = {(r["variant"], r["skill"], r["seed"]): r for r in records}
+    by |= {("before", *key[1:]): r for r in records if r["variant"] == "before" for key in by if key[1] == r["skill"]}
     clusters = [key[1:] for key in by if key[0] == "command" and ("plain", *key[1:]) in by]
     called = {"before": "before", "plain": "plain LoRA at its best rate", "command": "**the command below**"}
-    found = {name: [at(by, name, *cluster) for cluster in clusters] for name in called}
+    found = {name: [by[(name, *cluster)] for cluster in clusters] for name in called}
     abilities = {"instructions": "instructions", "facts": "facts", "choice": "multiple choice"}
-    rows = [
-        [
-            words,
-            f"{100 * mean([mean(r['new']) for r in found[name]]):.0f}",
-            *(f"{100 * mean([mean(r['old'][ability]) for r in found[name]]):.0f}" for ability in abilities),
-            "" if name == "before" else f"{mean([r['cpu_seconds'] for r in found[name]]) / 60:.0f}",
-            "" if name == "before" else f"{mean([r['peak_bytes'] for r in found[name]]) / 1e9:.1f}",
-        ]
-        for name, words in called.items()
-    ]
+
+    def scores(record: dict[str, Any]) -> dict[str, list[float]]:
+        return {"new": record["new"], **{name: record["old"][name] for name in abilities}}
+
+    def between(other: str, names: Sequence[str]) -> str:
+        """The interval of the command less another, over some scores."""
+        pairs = [(scores(a), scores(b)) for a, b in zip(found["command"], found[other], strict=True)]
+        low, high = interval([{n: [x - y for x, y in zip(a[n], b[n], strict=True)] for n in names} for a, b in pairs])
+        return f"{low:+.0f} to {high:+.0f}"
+
+    rows = []
+    for name, words in called.items():
+        means = [100 * mean([mean(scores(record)[score]) for record in found[name]]) for score in ("new", *abilities)]
+        rows.append([words, *(f"{value:.0f}" for value in means)])
+        if name != "before":
+            seconds, peaks = ([record[cost] for record in found[name]] for cost in ("cpu_seconds", "peak_bytes"))
+            rows[-1] += [f"{mean(seconds) / 60:.0f}", f"{mean(peaks) / 1e9:.1f}"]
     heads = ["%", "new skill", *abilities.values(), "CPU minutes", "peak GB"]
     table = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
-    plain, before = (
-        interval(
-            [
-                {ability: [x - y for x, y in zip(a["old"][ability], b["old"][ability], strict=True)] for ability in abilities}
-                for a, b in zip(found["command"], found[name], strict=True)
-            ]
-        )
-        for name in ("plain", "before")
-    )
-    new = interval([{"": [x - y for x, y in zip(a["new"], b["new"], strict=True)]} for a, b in zip(*map(found.get, ("command", "plain")), strict=True)])
-    skills, seeds = (sorted({cluster[i] for cluster in clusters}, key=str) for i in (0, 1))
+    skills, old = list(dict.fromkeys(skill for skill, _ in clusters)), list(abilities)
     return (
-        f"{table}\n\nSmolLM2-135M-Instruct, {len(skills)} new skills ({', '.join(skills)}) of 192 chats each, {len(clusters)} runs of a skill and a seed; "
-        f"old abilities have 30 examples each. 95 % intervals over runs and examples, in points: the command learns {new[0]:+.0f} to {new[1]:+.0f} and keeps "
-        f"{plain[0]:+.0f} to {plain[1]:+.0f} against plain LoRA; its old abilities moved by {before[0]:+.0f} to {before[1]:+.0f}.\n"
+        f"{table}\n\nSmolLM2-135M-Instruct; new skills: {', '.join(SKILLS[skill] for skill in skills)}; 192 chats each; "
+        f"{len(clusters)} runs of a skill and a seed; 40 new, 90 old examples.\n95 % intervals over runs and examples, in points: "
+        f"the command learns {between('plain', ['new'])} against plain LoRA and keeps {between('plain', old)};\nagainst the model "
+        f"before, old abilities moved by {between('before', old)}.\n"
     )
-
-
-def at(by: Mapping[tuple[str, str, int], dict[str, Any]], name: str, skill: str, seed: int) -> dict[str, Any]:
-    """The record of a variant; the model before has one for a skill."""
-    return by[name, skill, seed] if name != "before" else next(r for (v, s, _), r in by.items() if (v, s) == (name, skill))
 
 
 def read(folder: str) -> dict[str, list[dict[str, Any]]]:

@@ -11,8 +11,10 @@ import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import models
+from anchorlora import embedded
 from anchorlora.cli.app import app
 from anchorlora.cli.methods import methods_page
 
@@ -46,6 +48,17 @@ def train(model, optimizer, task, steps=25):
         optimizer.zero_grad()
 
 
+def teach(folder):
+    """Leave an adapter of a chat model, as `anchorlora train` does."""
+    place = embedded.folder("embedded:mini", "base_model")
+    base, tokenizer = AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
+    tokenizer.chat_template = (ROOT / "tools/mini/chat_template.jinja").read_text()
+    base.save_pretrained(folder / "base")
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(folder / "base"), LoraConfig(target_modules="all-linear"))
+    adapted.save_pretrained(folder / "runs/new/adapter")
+    tokenizer.save_pretrained(folder / "runs/new/adapter")
+
+
 @pytest.fixture
 def users_objects():
     """What a reader has already: a PEFT model, an optimizer, a loop."""
@@ -58,6 +71,8 @@ def users_objects():
 def test_python_blocks_run(page, number, code, users_objects, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if "runs/new/adapter" in code:
+        teach(tmp_path)
     exec(compile(code, f"{page}, block {number}", "exec"), users_objects)
     if "anchor" in users_objects and "Freeze" in code:
         from anchorlora import measure
