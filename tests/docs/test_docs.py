@@ -13,7 +13,7 @@ from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 
 import models
-from anchorlora.cli.app import app
+from anchorlora.cli.app import COMMANDS, FAILED, INTERRUPTED, STOPPED, WRONG, app
 from anchorlora.cli.methods import methods_page
 
 if sys.version_info >= (3, 11):
@@ -163,3 +163,30 @@ def test_the_table_of_architectures_has_a_row_for_every_case_that_the_tests_prov
     for attention, all_linear, rho in (cells for model, cells in printed.items() if model not in refused):
         assert set(attention.split()) <= set(all_linear.split())
         assert float(rho) < 1e-6, "protected"
+
+
+REFERENCE = (ROOT / "docs/reference.md").read_text()
+ROWS = dict(re.findall(r"^\| `anchorlora (\w+(?: (?:import|verify))?) ([^`]*)`", REFERENCE, flags=re.M))
+
+
+def command_of(words):
+    found = app.get_command(app.make_context("anchorlora", [words.split()[0]]), words.split()[0])
+    for word in words.split()[1:]:
+        found = found.commands[word]
+    return found
+
+
+@pytest.mark.parametrize("words", ROWS)
+def test_the_reference_has_every_option_of_a_command_and_no_other(words):
+    options = [option for option in command_of(words).params if isinstance(option, click.Option)]
+    known = {name for option in options for name in (*option.opts, *option.secondary_opts) if name.startswith("--")}
+    row = set(re.findall(r"--[a-z][a-z-]*", ROWS[words]))
+    assert row <= known
+    missing = {option.opts[0] for option in options if not re.search(rf"{option.opts[0]}(?![a-z-])", REFERENCE)}
+    assert missing == set()
+
+
+def test_the_reference_has_a_row_for_every_command_and_every_exit_status():
+    assert {words.split()[0] for words in ROWS} == set(COMMANDS)
+    table = REFERENCE.partition("## Exit statuses")[2].partition("\n## ")[0]
+    assert [int(status) for status in re.findall(r"^\| (\d+) ", table, flags=re.M)] == [0, FAILED, WRONG, STOPPED, INTERRUPTED]

@@ -254,8 +254,8 @@ def _protected(protection: Protection) -> list[str]:
     """How much of the change lies on protected directions, how many these are, and the room that is left."""
     lines = []
     if protection.exact:
-        touched = f"{protection.rho:.1e} of the change touches what is protected"
-        lines.append(f"protection: {touched}, no more than rounding explains ({protection.tolerance:.0e})")
+        share = f"{protection.rho:.1e} of the change touches what is protected"
+        lines.append(f"protection: {share}, no more than rounding explains ({protection.tolerance:.0e})")
     elif protection.rho is not None:
         touched, unaligned = 100 * protection.rho, 100 * (protection.chance or 0.0)
         lines.append(
