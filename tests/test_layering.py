@@ -33,7 +33,7 @@ ALLOWED = {  # lowest first
         *("geometry", "adapters", "features", "constraints", "methods", "continual"),
         *("models", "data", "config", "recipes", "embedded"),
     },
-    "integrations": {"geometry", "adapters", "constraints", "measurement"},
+    "integrations": {"geometry", "adapters", "features", "constraints", "measurement"},
     "runs": {
         *("geometry", "adapters", "features", "constraints", "methods", "data", "models", "config"),
         *("measurement", "continual", "scores", "recipes", "embedded"),

@@ -1,4 +1,4 @@
-"""One of two processes of a run:  torchrun --nproc-per-node 2 -m together FOLDER CASE ..  Without torchrun, one process.
+"""One of two processes of a run, or the only one.
 
 A case is METHOD:MODE, such as sfor:sharded-packed. Each run goes to FOLDER/<number of processes>/<case>.
 """
@@ -6,7 +6,6 @@ A case is METHOD:MODE, such as sfor:sharded-packed. Each run goes to FOLDER/<num
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from pathlib import Path
 
@@ -93,7 +92,3 @@ def watched_split() -> list:
 
     inputs.split = noting
     return found
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])

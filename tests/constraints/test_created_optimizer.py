@@ -1,21 +1,27 @@
 """`create_protected_optimizer` against the `with protect(..)` block that it stands for, and in transformers' Trainer."""
 
 import copy
+import json
+import re
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftConfig, get_peft_model
 from transformers import Trainer, TrainingArguments
 
 import models
-from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, measure, protect
+from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, measure, protect
 from anchorlora.adapters import lora_layers
 from anchorlora.constraints import create_protected_optimizer
 from anchorlora.errors import ProtectionLost
+from anchorlora.features import write_cores
 
 RECIPES = {"learned": [Freeze("B")], "fresh": [Retract("A")]}
 IDS = models.tokens()
+COMPARISON = Path(__file__).parents[2] / "benchmarks/peft_comparison"
 
 
 def adapted(kind):
@@ -64,6 +70,26 @@ def test_a_trainer_that_is_given_the_optimizer_protects(tmp_path):
     found = measure(optimizer.protection.watch.anchor)
     assert found.exact
     assert found.d_eff > 0, "it trained"
+
+
+def test_the_branch_of_the_draft_for_pefts_comparison_makes_it_of_the_rows_own_files(tmp_path):
+    """What the patch adds to PEFT's `get_optimizer_and_scheduler`, with the row's adapter and training parameters."""
+    (config,) = COMPARISON.rglob("adapter_config.json")
+    asked = json.loads((config.parent / "training_params.json").read_text())
+    added = [line[1:] for line in (COMPARISON / "utils.patch").read_text().splitlines() if re.match(r"\+( |$)", line)]
+    where = added.index(f'    elif optimizer_type == "{asked["optimizer_type"]}":')
+    torch.manual_seed(0)
+    model = get_peft_model(models.llama(), PeftConfig.from_pretrained(config.parent))
+    cores = {name: Subspace(torch.linalg.qr(torch.randn(layer.in_features, 5)).Q) for name, layer in lora_layers(model).items()}
+    write_cores(tmp_path / "c.safetensors", cores)
+    names = {"model": model, "torch": torch, "optimizer_kwargs": asked["optimizer_kwargs"] | {"cores": tmp_path / "c.safetensors"}}
+    exec(textwrap.dedent("\n".join(added[where + 1 :])), names)
+    optimizer = names["optimizer"]
+    steps(model, optimizer)
+    optimizer.protection.close()
+    drift = measure(optimizer.protection.watch.anchor)
+    assert drift.d_eff > 0
+    assert drift.exact
 
 
 def test_own_constraints_count_nothing_to_protect_is_refused_and_a_loss_of_protection_is_said_at_the_end():

@@ -91,6 +91,19 @@ def test_links_lead_somewhere():
                 assert anchor in anchors(led), (page.name, target, anchor)
 
 
+def test_each_thread_that_is_met_is_shown_by_a_test_that_exists():
+    text = (ROOT / "docs/supported.md").read_text()
+    section = text.partition("## What threads in public ask for")[2]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| ")][1:]
+    threads = [thread for _, named, *_ in rows for thread in named.split(", ")]
+    assert len(set(threads)) == len(threads) == int(re.search(r"(\d+) threads", section)[1])
+    for asked, _, met, shown in rows:
+        tests = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", shown)
+        assert bool(tests) == (met != "no"), asked
+        for file, test in tests:
+            assert f"def {test}(" in (ROOT / file).read_text(), test
+
+
 def test_the_text_for_a_package_index_has_no_relative_links():
     text = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["readme"]
     assert re.findall(r"\]\((?!https://)[^)]*\)", (ROOT / text).read_text()) == []

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from anchorlora.adapters import kinds
 from anchorlora.models import families
 
@@ -22,6 +23,7 @@ def test_the_example_runs_as_the_page_shows(name, tmp_path, monkeypatch, capsys)
     for its, listed in ((kinds, "LAYER_KINDS"), (families, "MODEL_FAMILIES")):  # two of the examples add to them
         monkeypatch.setattr(its, listed, list(getattr(its, listed)))
     monkeypatch.setattr("anchorlora.adapters.LAYER_KINDS", kinds.LAYER_KINDS)
+    monkeypatch.setattr("subprocess.run", forked.run)
     exec(compile(code, name, "exec"), {})
     assert capsys.readouterr().out == shown
 

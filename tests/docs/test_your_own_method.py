@@ -13,8 +13,8 @@ from anchorlora.cli.app import main
 from anchorlora.store.record import read_record
 
 PAGE = (Path(__file__).parents[2] / "docs/extend.md").read_text().partition("## A task source\n")[0]
-FEWER = shlex.split("--order entities,reviews --set train_limit=160 --set test_limit=8 --set threads=1")
-SHORTER = shlex.split("--set Leash.length=0.2")  # so short that it is felt in 20 steps
+FEWER = shlex.split("--order entities,reviews --set train_limit=48 --set test_limit=2 --set threads=1")
+SHORTER = shlex.split("--set Leash.length=0.02")  # so short that it is felt in 6 steps
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_both_methods_preserve_what_sfor_preserves(followed):
 def test_the_leash_holds_in_a_run_and_is_felt(followed):
     record = read_record(followed[0] / "runs/mine/leashed/record.json")
     assert (record.method.name, [d.exact for d in record.drift]) == ("leashed", [True])
-    assert farthest(followed[0] / "runs/mine/leashed") <= 0.2 * 1.00001 < farthest(followed[0] / "runs/mine/sfor")
+    assert farthest(followed[0] / "runs/mine/leashed") <= 0.02 * 1.00001 < farthest(followed[0] / "runs/mine/sfor")
 
 
 def farthest(run):
@@ -66,6 +66,6 @@ def farthest(run):
 
 def test_its_own_method_stands_in_the_report_beside_the_other(followed):
     page = (followed[0] / "runs/mine/report/index.html").read_text()
-    assert "Leash(0.2)" in page
+    assert "Leash(0.02)" in page
     assert re.search(r"<td[^>]*>leashed", page)
     assert re.search(r"<td[^>]*>sfor", page)

@@ -2,14 +2,12 @@
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
+import forked
 from loops.cases import TWO, TWO_REFUSED
 
 
@@ -23,26 +21,15 @@ def results(request, tmp_path_factory):
     with FileLock(f"{folder}.lock"):
         if not (folder / "done").exists():
             folder.mkdir()
-            launch(folder, rows)
+            forked.pair(try_rows, folder, rows, folder=folder)
+            (folder / "done").touch()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def launch(folder, rows):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    places = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
-    common = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    running = []
-    for rank in (0, 1):
-        place = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        command = [sys.executable, "-m", "loops.two_processes", str(rank), str(folder), *rows]
-        running.append(subprocess.Popen(command, env=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    for process in running:
-        said, _ = process.communicate(timeout=900)
-        assert process.returncode == 0, said[-3000:]
-    (folder / "done").touch()
+def try_rows(folder, rows):
+    from loops.two_processes import main  # in the process alone: torch warns of what it imports
+
+    main(folder, rows)
 
 
 @pytest.mark.slow

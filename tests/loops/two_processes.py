@@ -1,15 +1,10 @@
-"""Run by two processes over gloo:  python -m loops.two_processes RANK FOLDER ROW ..  Each row's result goes to FOLDER as JSON.
-
-One launch for all rows, because starting two processes costs more than most of them.
-"""
+"""Run by two processes over gloo: each row's result goes to a folder as JSON.  One launch for all rows."""
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import traceback
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,10 +30,9 @@ OPTIMIZERS = {
 }
 
 
-def main(rank: int, folder: Path, rows: list[str]) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+def main(folder: Path, rows: list[str]) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     work = {"agreement": agreement, "penalties": penalties, "beside": beside} | {
         str(row): (lambda row=row: tried(row)) for row in TWO
     }
@@ -259,7 +253,3 @@ def penalties():
         assert len(found[0]) == len(found[1])
         out[type(penalty).__name__] = [max(float((a - b).norm()) for a, b in zip(*found, strict=True)) / size, size]
     return out
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -56,7 +56,7 @@ still = (MyShared() + Still()).named("still")
 stated = METHODS["seq-lora"].plus(Still(), name="stated", entry=CatalogEntry(about="It stands still.", when="Never."))
 '''
 FEWER = ["--order", "entities,reviews", "--seed", "42"]
-FEWER += [word for setting in ("train_limit=80", "test_limit=8", "threads=1") for word in ("--set", setting)]
+FEWER += [word for setting in ("train_limit=8", "test_limit=2", "epochs=1", "threads=1") for word in ("--set", setting)]
 
 
 @pytest.fixture(scope="module")

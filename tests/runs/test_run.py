@@ -444,7 +444,7 @@ def test_history_bytes_count_only_what_the_method_needs(small_recipe, tmp_path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_protection_is_exact_over_a_half_precision_base(dtype, small_recipe, tmp_path):
     for method in FAMILIES:
-        record = run(small_recipe.changed({"dtype": dtype}), tmp_path / method, method)
+        record = run(small_recipe.changed({"dtype": dtype, "train_limit": 8, "test_limit": 1}), tmp_path / method, method)
         assert record.base_model.dtype == dtype
         assert all(d.exact for d in record.drift), [(d.rho, d.bound) for d in record.drift]
         assert all(d.d_eff > 1e-3 for d in record.drift)

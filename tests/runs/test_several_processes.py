@@ -2,9 +2,6 @@
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file
 
+import forked
 import together
 from anchorlora import METHODS, run_sequence
 from anchorlora.cli.app import main
@@ -44,15 +42,7 @@ def folder(request, tmp_path_factory):
 
 
 def launch(place, cases):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    paths = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
-    command = [*torchrun, "-m", "together", str(place), *cases]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3000)
-    assert done.returncode == 0, done.stderr[-5000:]
+    forked.pair(together.main, place, cases, folder=place)
     together.main(place, cases)
 
 

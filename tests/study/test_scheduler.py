@@ -72,7 +72,10 @@ def test_a_list_has_the_command_of_each_missing_run_and_starts_nothing(tmp_path,
         assert asked[asked.index("--out") + 1] == str(folder)
         assert asked[asked.index("--save-every") + 1] == "7"
     assert "left out: sfor/order1-3  failed: exit status 1: no room" in said.err
-    assert subprocess.run(["sh", "-c", f"{lines[0]} --dry-run"], capture_output=True, check=False).returncode == 0
+    split = subprocess.run(["sh", "-c", f"printf '%s\\n' {lines[0]}"], capture_output=True, text=True, check=True).stdout
+    assert split.splitlines() == shlex.split(lines[0])
+    assert main([*shlex.split(lines[0])[3:], "--dry-run"]) == 0
+    capsys.readouterr()
     (folders[0] / "record.json").write_text("{}")
     assert main([*words, "--list", "--retry-failed"]) == 0
     asked = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]

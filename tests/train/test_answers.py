@@ -1,20 +1,19 @@
 """The verdict page's answers are those of the files, in the order of the held-out rows; texts are cut and escaped."""
 
-# ruff: noqa: F811
-
 import json
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_train import FEW, data, taught, verdict  # noqa: F401  # fixtures
+from test_train import verdict
 
 import pages
 from anchorlora.cli.app import main
 from anchorlora.data import read_samples
 from anchorlora.pages.verdict import Evidence, advice, loss_curve, render, shortened
 from anchorlora.train.answers import OF_SKILL, answers_of
+from skills import FEW
 
 
 def lines(path):

@@ -18,6 +18,16 @@ TURNS = "{% for m in messages %}[{{ m.role }}]\n{{ m.content }}{{ eos_token }}{%
 FEW = {"rows": "64", "at_most": "8", "max_new_tokens": "4", "max_tokens": "96", "test_limit": "4"}
 
 
+@pytest.fixture(scope="module")
+def asked(small_model):
+    def request(data, chat_template=None, **given):
+        base = {"model": str(small_model), "chat_template": chat_template, "threads": 1}
+        fields = {"base_model": base, "data": str(data), "own": 10, "settings": FEW, **given}
+        return skill_request(fields, same_size=False, method=given.pop("method", "inc-lora"), methods=METHODS)
+
+    return request
+
+
 @pytest.fixture
 def data(tmp_path):
     chats = [
@@ -33,18 +43,12 @@ def template(path, text):
     return str(path)
 
 
-def asked(data, chat_template=None, **given):
-    base = {"model": "embedded:mini", "chat_template": chat_template, "threads": 1}
-    fields = {"base_model": base, "data": str(data), "own": 10, "settings": FEW, **given}
-    return skill_request(fields, same_size=False, method=given.pop("method", "inc-lora"), methods=METHODS)
-
-
 def prompts(out):
     lines = (out / "tasks/1-chats/predictions.jsonl").read_text().splitlines()
     return [json.loads(line)["prompt_sha256"] for line in lines]
 
 
-def test_a_template_sees_the_day_on_which_the_run_began_also_when_it_goes_on_another_day(data, tmp_path, monkeypatch):
+def test_a_template_sees_the_day_on_which_the_run_began_also_when_it_goes_on_another_day(asked, data, tmp_path, monkeypatch):
     dated = template(tmp_path / "dated.jinja", "{{ strftime_now('%d %b %Y') }} " + TURNS)
     request = asked(data, dated)
 
@@ -67,7 +71,7 @@ def test_a_template_sees_the_day_on_which_the_run_began_also_when_it_goes_on_ano
     assert prompts(tmp_path / "later") != prompts(tmp_path / "whole"), "a run that begins later sees its own day"
 
 
-def test_a_later_skill_uses_the_template_that_lies_beside_the_adapter(data, tmp_path):
+def test_a_later_skill_uses_the_template_that_lies_beside_the_adapter_whose_tokenizer_is_the_models(asked, data, tmp_path):
     turns = template(tmp_path / "turns.jinja", TURNS)
     first = train_skill(asked(data, turns), tmp_path / "first", methods=METHODS)
     assert first.name == "chats"
@@ -80,18 +84,6 @@ def test_a_later_skill_uses_the_template_that_lies_beside_the_adapter(data, tmp_
     with pytest.raises(InvalidValue, match=r"adapter has a chat template of its own, and .*other.jinja is another; leave it out"):
         train_skill(asked(more, other, after=str(tmp_path / "first")), tmp_path / "third", methods=METHODS)
     assert not (tmp_path / "third").exists()
-
-
-def test_chats_without_any_template_are_refused_at_once_by_the_option_that_names_one(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "before", lambda *_: pytest.fail("no model is loaded for what cannot be"))
-    with pytest.raises(InvalidValue, match=r"chats.jsonl, line 1: .* has no chat template; name one with --set chat_template=FILE"):
-        train_skill(asked(data, keep=("self",), method="inc-lora-hard"), tmp_path / "out", methods=METHODS)
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_adapter_with_another_tokenizer_is_refused(data, tmp_path):
-    turns = template(tmp_path / "turns.jinja", TURNS)
-    train_skill(asked(data, turns), tmp_path / "first", methods=METHODS)
     place = tmp_path / "first/adapter/tokenizer.json"
     content = json.loads(place.read_text())
     vocab = content["model"]["vocab"]
@@ -101,5 +93,12 @@ def test_an_adapter_with_another_tokenizer_is_refused(data, tmp_path):
     (tmp_path / "copy").mkdir()
     for file in (tmp_path / "first/adapter").iterdir():
         (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(InvalidValue, match="the tokenizer in .*copy is not that of embedded:mini: they differ at"):
-        train_skill(asked(data, old_adapter=str(tmp_path / "copy")), tmp_path / "second", methods=METHODS)
+    with pytest.raises(InvalidValue, match="the tokenizer in .*copy is not that of .*: they differ at"):
+        train_skill(asked(data, old_adapter=str(tmp_path / "copy")), tmp_path / "other", methods=METHODS)
+
+
+def test_chats_without_any_template_are_refused_at_once_by_the_option_that_names_one(asked, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "before", lambda *_: pytest.fail("no model is loaded for what cannot be"))
+    with pytest.raises(InvalidValue, match=r"chats.jsonl, line 1: .* has no chat template; name one with --set chat_template=FILE"):
+        train_skill(asked(data, keep=("self",), method="inc-lora-hard"), tmp_path / "out", methods=METHODS)
+    assert not (tmp_path / "out").exists()

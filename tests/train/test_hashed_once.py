@@ -5,11 +5,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from test_sealed import FEW, data, finished  # noqa: F401  # fixtures
 
 from anchorlora.cli.app import main
 from anchorlora.store import seal
 from anchorlora_lab.report.records import find_runs
+from skills import FEW
 
 
 @pytest.fixture
@@ -32,16 +32,16 @@ def of(folder, counts):
 
 
 @pytest.mark.parametrize("what", ["export", "audit", "report", "train --after"])
-def test_a_command_hashes_each_file_of_a_run_once(what, finished, data, read, tmp_path):  # noqa: F811
+def test_a_command_hashes_each_file_of_a_run_once(what, finished, less_data, small_model, read, tmp_path):
     if what == "report":
         find_runs([finished])
     else:
         task = finished / "tasks/1-news"
-        new = ["train", "embedded:mini", "--out", str(tmp_path / "new")]
+        new = ["train", str(small_model), "--out", str(tmp_path / "new")]
         words = {
             "export": ["export", str(finished), "--out", str(tmp_path / "out")],
             "audit": ["audit", str(task), str(finished), "--cores", str(task / "cores.safetensors")],
-            "train --after": [*new, "--data", data["questions"], "--after", str(finished), *FEW],
+            "train --after": [*new, "--data", less_data["questions"], "--after", str(finished), *FEW],
         }[what]
         assert main(words) == 0
     counts = of(finished, read)

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from peft import PeftModel
-from test_train import FEW, MINI, change, rows, share, verdict, written
+from test_train import MINI, change, share, verdict
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchorlora import METHODS
@@ -18,12 +18,12 @@ from anchorlora.data import read_samples
 from anchorlora.features.files import read_tensors
 from anchorlora.store.seal import sha256
 from anchorlora.train.kept import held_out, row_of
+from skills import FEW
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    return {name: written(folder / f"{name}.jsonl", rows(name, "train", 40)) for name in ("news", "reviews", "questions")}
+def data(less_data):
+    return less_data
 
 
 def taught(data, out, method, *, new="news", keep=("reviews",), after=None, old=None, more=()):

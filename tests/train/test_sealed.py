@@ -1,7 +1,7 @@
 """The files of `anchorlora train` are sealed like a run's: what it reads, what it leaves, and who may write."""
 
+import io
 import json
-import os
 import random
 import re
 import shutil
@@ -9,14 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_train import FEW, rows, written
 from transformers import AutoTokenizer
 
+import forked
 from anchorlora import embedded
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
@@ -32,25 +33,19 @@ from anchorlora.text import without_secrets
 from anchorlora.train import train as module
 from anchorlora.train.request import SkillRequest, default_recipe, name_of_data, skill_request
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
+from skills import FEW, rows, written
 
 ADAPTER = "adapter/adapter_model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    return {name: written(folder / f"{name}.jsonl", rows(name, "train", 40)) for name in ("news", "reviews", "questions")}
-
-
-@pytest.fixture(scope="module")
-def finished(data, tmp_path_factory):
-    out = tmp_path_factory.mktemp("finished") / "news"
-    assert main(command(data, out)) == 0
-    return out
+def data(less_data, small_model):
+    """The files, and the model of random weights: seals do not ask what was learned."""
+    return {**less_data, "model": str(small_model)}
 
 
 def command(data, out, *more):
-    return ["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--out", str(out), *more, *FEW]
+    return ["train", data["model"], "--data", data["news"], "--keep", data["reviews"], "--out", str(out), *more, *FEW]
 
 
 def refused(words, capsys, *said):
@@ -102,7 +97,7 @@ def test_a_damaged_skill_is_neither_shown_nor_continued_from_nor_exported(what, 
     if what != "seal":  # which the same command writes again
         refused(command(data, run), capsys, str(run / name))
     name = name if what != "seal" else ""  # "has not been trained to its end"
-    new = ["train", "embedded:mini", "--data", data["questions"], "--out", str(tmp_path / "new"), *FEW]
+    new = ["train", data["model"], "--data", data["questions"], "--out", str(tmp_path / "new"), *FEW]
     refused([*new, "--after", str(run)], capsys, str(run / name))
     refused([*new, "--keep", str(run)], capsys, str(run / name))
     refused([*new, "--adapter", str(run / "adapter"), "--keep", data["reviews"]], capsys, str(run / name))
@@ -119,7 +114,7 @@ def test_a_damaged_task_of_a_run_is_no_old_adapter(finished, data, tmp_path, cap
     shutil.copytree(finished, run)
     task = run / "tasks/1-news/adapter"
     randomized(task / "adapter_model.safetensors")
-    words = ["train", "embedded:mini", "--data", data["questions"], "--out", str(tmp_path / "new"), *FEW]
+    words = ["train", data["model"], "--data", data["questions"], "--out", str(tmp_path / "new"), *FEW]
     refused([*words, "--adapter", str(task), "--keep", data["reviews"]], capsys, str(task / "adapter_model.safetensors"))
 
 
@@ -175,7 +170,7 @@ def test_every_file_that_a_model_is_loaded_from_is_compared(name, data, tmp_path
 def test_a_skill_on_a_model_of_the_hub_stays_with_the_commit_that_it_began_with(data, tmp_path, monkeypatch):
     cache, commit, later = tmp_path / "hub/models--org--m", "0" * 40, "f" * 40
     for each in (commit, later):
-        shutil.copytree(embedded.folder("embedded:mini", "base_model"), cache / "snapshots" / each)
+        shutil.copytree(data["model"], cache / "snapshots" / each)
     (cache / "snapshots" / later / "model.safetensors").unlink()
     (cache / "refs").mkdir()
     (cache / "refs/main").write_text(commit)
@@ -194,73 +189,76 @@ def test_a_skill_on_a_model_of_the_hub_stays_with_the_commit_that_it_began_with(
     assert main(words) == 0
 
 
-def test_a_finished_skill_is_shown_when_it_was_moved_cannot_be_written_or_has_lost_its_past(
-    finished, data, tmp_path, capsys, monkeypatch
-):
-    first, second = tmp_path / "first", tmp_path / "second"
-    shutil.copytree(finished, first)
-    words = ["train", "embedded:mini", "--data", data["questions"], "--after", str(first), *FEW]
+@pytest.fixture(scope="module")
+def named(data, tmp_path_factory):
+    """A skill with names in any letters, the one after it, the command of the second, and what the first one's said."""
+    folder = tmp_path_factory.mktemp("named")
+    kept, first, second = shutil.copy(data["reviews"], folder / "kört 本.jsonl"), folder / "first", folder / "second"
+    with redirect_stdout(io.StringIO()) as said:
+        assert main(command({**data, "reviews": kept}, first, "--name", "Mün <b> 技能")) == 0
+    words = ["train", data["model"], "--data", data["questions"], "--after", str(first), *FEW]
     assert main([*words, "--out", str(second)]) == 0
-    shutil.rmtree(first)
-    moved = tmp_path / "moved"
-    second.rename(moved)
+    return first, second, words, said.getvalue()
+
+
+def test_a_finished_skill_is_shown_when_it_was_moved_cannot_be_written_or_has_lost_its_past(named, tmp_path, capsys, monkeypatch):
+    first, second, words, _ = named
+    moved = shutil.move(shutil.copytree(second, tmp_path / "second"), tmp_path / "moved")
 
     def read_only(*_):
         raise OSError(30, "Read-only file system", "index.html")
 
     monkeypatch.setattr("anchorlora.pages.verdict.write_verdict", read_only)
     before = {file: file.stat().st_mtime_ns for file in moved.rglob("*")}
-    capsys.readouterr()
-    assert main([*words, "--out", str(moved)]) == 0
+    first.rename(tmp_path / "lost")
+    try:
+        assert main([*words, "--out", str(moved)]) == 0
+    finally:
+        (tmp_path / "lost").rename(first)
     assert "finished before" in capsys.readouterr().out
     assert before == {file: file.stat().st_mtime_ns for file in moved.rglob("*")}
 
 
-@pytest.mark.parametrize("how", ["rewritten", "appended", "test"])
-@pytest.mark.parametrize("stage", ["before", "run_sequence", "after"])
-def test_data_that_change_between_two_stages_are_refused_and_what_was_done_is_kept(how, stage, data, tmp_path, capsys, monkeypatch):
-    own = {"news": written(tmp_path / "news.jsonl", rows("news", "train", 40)), "reviews": data["reviews"]}
-    test = written(tmp_path / "test.jsonl", rows("news", "train", 6))
-    changed, out = Path(test if how == "test" else own["news"]), tmp_path / "out"
-    original, real = changed.read_text(), getattr(module, stage)
-
-    def then_changed(*args, **named):
-        found = real(*args, **named)
-        changed.write_text(original + "\n" + original if how == "appended" else original[: original.rindex("\n")])
-        return found
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module, stage, then_changed)
-        refused(command(own, out, "--test", test), capsys, f"{changed} was changed")
-    assert (out / "skill/before/scores.json").is_file()
-    refused(command(own, out, "--test", test), capsys, f"{changed} was changed")
-    changed.write_text(original)
-    assert main(command(own, out, "--test", test)) == 0
-
-
-def test_what_a_killed_claim_left_is_cleaned_and_the_same_command_continues(data, tmp_path):
+def test_data_that_change_between_two_stages_are_refused_and_what_was_done_is_kept(data, tmp_path, capsys, monkeypatch):
+    news, test = (Path(written(tmp_path / f"{name}.jsonl", rows("news", "train", n))) for name, n in (("news", 40), ("test", 6)))
     out = tmp_path / "out"
-    (out / ".skill.0123abcd.tmp").mkdir(parents=True)
-    (out / ".skill.0123abcd.tmp/tasks.yaml").write_text("half")
-    assert main(command(data, out)) == 0
-    assert not list(out.glob(".*"))
+    words = command({**data, "news": str(news)}, out, "--test", str(test))
+    rewritten, appended = (lambda text: text[: text.rindex("\n")]), (lambda text: text + "\n" + text)
+    for stage in ("before", "run_sequence", "after"):
+        for changed, change in ((news, rewritten), (news, appended), (test, rewritten)):
+            original, real = changed.read_text(), getattr(module, stage)
+            other = change(original)
+            shutil.rmtree(out / "skill" / stage, ignore_errors=True)  # so that the stage is gone through once more
+
+            def then_changed(*args, real=real, changed=changed, content=other, **named):
+                real(*args, **named)
+                changed.write_text(content)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(module, stage, then_changed)
+                refused(words, capsys, f"{changed} was changed")
+            assert (out / "skill/before/scores.json").is_file()
+            refused(words, capsys, f"{changed} was changed")
+            changed.write_text(original)
+    assert main(words) == 0
 
 
 def test_a_process_that_was_killed_while_it_read_data_is_continued(data, tmp_path):
     out, big = tmp_path / "out", tmp_path / "big.jsonl"
     big.write_text("\n".join(json.dumps(row) for row in rows("news", "train", 40) * 4000))
     words = command({**data, "news": str(big)}, out)
-    process = subprocess.Popen([sys.executable, "-m", "anchorlora", *words], stderr=subprocess.DEVNULL)
+    process = forked.program(words, said=tmp_path / "said")
     try:
         until = time.monotonic() + 60
         while not list(out.glob(".skill.*.tmp")) and time.monotonic() < until:
-            time.sleep(0.01)
+            time.sleep(0.001)
     finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
     assert list(out.glob(".skill.*.tmp"))
     assert not (out / "skill").exists()
     assert main(command(data, out)) == 0
+    assert not list(out.glob(".*"))
 
 
 def test_a_second_process_says_so_in_one_line_and_touches_nothing(data, tmp_path, capsys, monkeypatch):
@@ -372,20 +370,14 @@ def test_after_an_answer_that_was_too_long_the_same_command_with_room_for_it_goe
     assert main([*command(data, tmp_path / "out"), "--set", "max_tokens=128"]) == 0
 
 
-def test_the_verdict_and_the_page_say_the_names_that_people_gave_and_files_have_plain_ones(data, tmp_path, capsys):
-    kept, out, later = shutil.copy(data["reviews"], tmp_path / "kört 本.jsonl"), tmp_path / "out", tmp_path / "later"
-    assert (
-        main(["train", "embedded:mini", "--data", data["news"], "--name", "Mün <b> 技能", "--keep", kept, "--out", str(out), *FEW])
-        == 0
-    )
-    said, page = capsys.readouterr().out, (out / "index.html").read_text()
+def test_the_verdict_and_the_page_say_the_names_that_people_gave_and_files_have_plain_ones(named):
+    first, second, _, said = named
+    page = (first / "index.html").read_text()
     for title in ("Mün <b> 技能", "kört 本"):
         assert f"{title}: " in said
         assert title.replace("<b>", "&lt;b&gt;") in page
-    assert all(file.name.isascii() for file in out.rglob("*"))
-    words = ["train", "embedded:mini", "--data", data["questions"], "--after", str(out), "--out", str(later), *FEW]
-    assert main(words) == 0
-    found = json.loads((later / "skill/verdict.json").read_text())
+    assert all(file.name.isascii() for file in first.rglob("*"))
+    found = json.loads((second / "skill/verdict.json").read_text())
     assert {each["title"] for each in found["kept"]} == {"kört 本", "Mün <b> 技能"}
 
 
@@ -430,7 +422,7 @@ def test_what_a_stopped_skill_has_left_is_read_strictly(part, how, stopped, data
 
 @pytest.mark.parametrize("what", ["keep", "adapter", "weights", "template"])
 def test_nothing_that_is_read_may_change_between_two_stages(what, finished, data, tmp_path, capsys, monkeypatch):
-    model = shutil.copytree(embedded.folder("embedded:mini", "base_model"), tmp_path / "model")
+    model = shutil.copytree(data["model"], tmp_path / "model")
     adapter = shutil.copytree(finished / "adapter", tmp_path / "old")
     kept, template = Path(shutil.copy(data["reviews"], tmp_path / "kept.jsonl")), tmp_path / "own.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")

@@ -14,40 +14,11 @@ import models
 from anchorlora import embedded
 from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import main
-from anchorlora.data import Benchmark
 from anchorlora.features import read_cores
 from anchorlora.models import session
+from skills import FEW, rows, written
 
 MINI = embedded.folder("embedded:mini", "base_model")
-FEW = ["--set", "rows=128", "--set", "max_new_tokens=4", "--set", "threads=1", "--set", "learning_rate=2e-3", "--self-texts", "10"]
-
-
-def rows(name, split, count, **form):
-    source = Benchmark(embedded.folder("embedded:mini", "data"))
-    task = source.task(name)
-    return [{"prompt": task.prompt(e.sentence), "completion": e.label} for e in source.examples(name, split, limit=count)]
-
-
-def written(path, content):
-    path.write_text("\n".join(map(json.dumps, content)))
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    return {name: written(folder / f"{name}.jsonl", rows(name, "train", 80)) for name in ("news", "reviews", "questions")}
-
-
-@pytest.fixture(scope="module")
-def taught(data, tmp_path_factory):
-    """News, with reviews kept, from nothing but the base model; and the unprotected twin."""
-    out = tmp_path_factory.mktemp("taught") / "news"
-    assert (
-        main(["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--compare", "--out", str(out), *FEW])
-        == 0
-    )
-    return out
 
 
 def verdict(out):
@@ -143,42 +114,30 @@ def test_the_margin_of_a_finished_one_can_be_set(taught, data, capsys):
     assert main(command) == 0, "and back"
 
 
-def test_rows_that_repeat_others_are_counted_in_the_verdict(data, tmp_path):
+def test_rows_that_repeat_others_are_cut_or_too_long_to_measure_are_counted_in_the_verdict(data, tmp_path):
     lines = Path(data["news"]).read_text().splitlines()
     (tmp_path / "twice.jsonl").write_text("\n".join([*lines, *lines[:7]]))
-    words = ["--data", str(tmp_path / "twice.jsonl"), "--keep", data["reviews"], "--out", str(tmp_path / "out")]
-    assert main(["train", "embedded:mini", *words, *FEW]) == 0
-    found = verdict(tmp_path / "out")
-    once = len({json.loads(line)["prompt"] for line in lines})
-    assert found["together"] == len(lines) + 7 - once
-    assert f"{found['together']} rows repeat the text" in str(found["sentences"])
-    (learned, kept) = found["rows"]
-    assert (learned["read"], learned["held_out"], learned["repeated"]) == (len(lines) + 7, 9, len(lines) + 7 - len({*lines}))
-    assert learned["together"] == found["together"]
-    assert (kept["name"], kept["use"], kept["read"], kept["held_out"]) == ("reviews", "kept", 80, 16)
-    assert f"<td>{len(lines) + 7}</td><td>9</td><td>{learned['repeated']}</td>" in (tmp_path / "out/index.html").read_text()
-
-
-def test_kept_rows_that_are_cut_repeated_or_too_long_to_measure_are_counted(data, tmp_path):
     once = [json.loads(line) for line in Path(data["reviews"]).read_text().splitlines()]
     long, cut = {"prompt": "It is", "completion": " so" * 300}, {"prompt": "well " * 300, "completion": " good"}
     mixed = written(tmp_path / "mixed.jsonl", [*once, *once[:5], *[{**long, "prompt": f"{i} is"} for i in range(20)], cut])
-    words = ["--data", data["news"], "--keep", mixed, "--out", str(tmp_path / "out"), "--set", "max_tokens=150"]
+    words = ["--data", str(tmp_path / "twice.jsonl"), "--keep", mixed, "--out", str(tmp_path / "out"), "--set", "max_tokens=150"]
     assert main(["train", "embedded:mini", *words, *FEW]) == 0
-    found = verdict(tmp_path / "out")
-    kept = found["rows"][1]
-    distinct = len({row["prompt"] + row["completion"] for row in once})
-    assert (kept["read"], kept["long"]) == (106, 20)
-    assert kept["repeated"] == 85 - distinct
+    found, page = verdict(tmp_path / "out"), (tmp_path / "out/index.html").read_text()
+    said, (learned, kept) = "\n".join(found["sentences"]), found["rows"]
+    assert found["together"] == len(lines) + 7 - len({json.loads(line)["prompt"] for line in lines}) == learned["together"]
+    assert f"{found['together']} rows repeat the text" in said
+    assert (learned["read"], learned["held_out"], learned["repeated"]) == (len(lines) + 7, 9, len(lines) + 7 - len({*lines}))
+    assert f"<td>{len(lines) + 7}</td><td>9</td><td>{learned['repeated']}</td>" in page
+    assert (kept["name"], kept["use"], kept["read"], kept["long"]) == ("mixed", "kept", 106, 20)
+    assert kept["repeated"] == 85 - len({row["prompt"] + row["completion"] for row in once})
     assert kept["cut"] >= 21
-    said = "\n".join(found["sentences"])
     assert f"mixed: {kept['together']} rows repeat the text, prompt or beginning of another" in said
     assert f"mixed: {kept['cut']} rows are longer than --max-length" in said
     assert "mixed: 20 rows have an answer that takes --max-length alone, and are not measured" in said
     probes = (tmp_path / "out/skill/before/probes/mixed.jsonl").read_text().splitlines()
     assert len(probes) == kept["held_out"] == found["kept"][0]["n"]
     assert not any(" so so" in line for line in probes)
-    assert f"<td>{kept['cut']}</td><td>0</td><td>20</td>" in (tmp_path / "out/index.html").read_text()
+    assert f"<td>{kept['cut']}</td><td>0</td><td>20</td>" in page
 
 
 def test_prompts_that_end_in_the_answers_first_token_are_in_verdict_page_and_record(tmp_path):
@@ -259,20 +218,6 @@ def test_the_same_size_trains_the_old_adapter_further(taught, data, tmp_path):
     found = verdict(out)
     assert (found["rank"], found["protection"]["method"], found["protection"]["exact"]) == (16, "sfor", True)
     assert share(change(out, before=taught / "adapter"), read_cores(taught / "skill/after/cores.safetensors")) < 1e-7
-
-
-def test_no_data_is_needed_and_a_finished_skill_is_only_read(data, tmp_path, capsys):
-    words = ["train", "embedded:mini", "--data", data["news"], "--keep", "self", "--out", str(tmp_path / "out"), *FEW]
-    assert main(words) == 0
-    probes = (tmp_path / "out/skill/before/probes/self.jsonl").read_text()
-    assert all(json.loads(line)["text"].strip() for line in probes.splitlines())
-    capsys.readouterr()
-    times = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.safetensors")}
-    assert main([*words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == verdict(tmp_path / "out")
-    assert times == {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.safetensors")}
-    assert main([*words[:4], "--keep", data["reviews"], *words[6:]]) == 2
-    assert "belongs to another request (keep:" in capsys.readouterr().err
 
 
 def test_a_chat_teaches_a_model_that_gets_its_template_from_a_file(tmp_path):
@@ -513,11 +458,23 @@ def test_a_budget_that_cannot_be_kept_is_refused_in_one_line(named, said, taught
     assert not (tmp_path / "out/tasks").exists()
 
 
-def test_the_base_model_is_loaded_once_for_a_skill_with_its_twin_and_once_more_to_go_on(data, tmp_path, monkeypatch):
+def test_a_skill_needs_no_data_loads_the_model_once_with_its_twin_is_read_when_finished_and_goes_on(
+    data, tmp_path, capsys, monkeypatch
+):
     loads, load, out = [], session.load_base_model, tmp_path / "out"
     monkeypatch.setattr(session, "load_base_model", lambda *args, **named: loads.append(args) or load(*args, **named))
     command = ["train", "embedded:mini", "--data", data["news"], "--keep", "self", "--compare", "--out", str(out), *FEW]
     assert main(command) == 0
+    assert len(loads) == 1
+    probes = (out / "skill/before/probes/self.jsonl").read_text()
+    assert all(json.loads(line)["text"].strip() for line in probes.splitlines())
+    capsys.readouterr()
+    times = {file: file.stat().st_mtime_ns for file in out.rglob("*.safetensors")}
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == verdict(out)
+    assert times == {file: file.stat().st_mtime_ns for file in out.rglob("*.safetensors")}
+    assert main([*command[:4], "--keep", data["reviews"], *command[6:]]) == 2
+    assert "belongs to another request (keep:" in capsys.readouterr().err
     assert len(loads) == 1
     trained = ("adapter/adapter_model.safetensors", "skill/unprotected/tasks/1-news/adapter/adapter_model.safetensors")
     files = [*trained, "skill/after/scores.json", "skill/after/cores.safetensors", "skill/unprotected/skill/after/scores.json"]

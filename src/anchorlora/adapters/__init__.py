@@ -1,6 +1,6 @@
 """LoRA adapters, by way of PEFT.  The only package that imports peft; the rest of the library sees adapted layers."""
 
-from anchorlora.adapters.anchor import Anchor
+from anchorlora.adapters.anchor import Anchor, WeightAnchor
 from anchorlora.adapters.attach import attach, detach, usual_targets
 from anchorlora.adapters.files import read_adapter, write_adapter
 from anchorlora.adapters.gates import Gated, Gates, LayerGates
@@ -9,7 +9,6 @@ from anchorlora.adapters.layers import NOTHING, AdaptedLayer, lora_layers
 from anchorlora.adapters.merging import merge, mergeable, merged_factors, realized_weights
 from anchorlora.adapters.stack import AdapterStack, activate
 from anchorlora.adapters.targets import keep_unpacked, refuse_misfit, target_layers
-from anchorlora.adapters.weights import WeightAnchor
 from anchorlora.store.tensors import write_tensors
 
 __all__ = [

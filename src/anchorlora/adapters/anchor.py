@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
@@ -12,15 +12,13 @@ from torch import Tensor, nn
 from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.guard import Sums, WholeLayer, active_adapters, idle_tensors, refuse_unprotectable
 from anchorlora.adapters.kinds import adapters_at, block_factors
-from anchorlora.adapters.layers import COMPILED, NOTHING, AdaptedLayer, lora_layers, other_layers
+from anchorlora.adapters.layers import COMPILED, NOTHING, AdaptedLayer, as_subspace, lora_layers, other_layers
 from anchorlora.adapters.sharding import is_sharded, is_split, refuse_flat_parameters
 from anchorlora.adapters.targets import keep_unpacked
+from anchorlora.adapters.weights import modules_of, trains_whole, weight_layers
 from anchorlora.devices import true_precision
-from anchorlora.errors import AnchorloraError, InvalidType, InvalidValue, UnknownName
+from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors, Subspace
-
-if TYPE_CHECKING:
-    from anchorlora.adapters.weights import WeightAnchor
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +124,6 @@ class Anchor:
         modules = {name: module for name, module in lora.items() if adapter_name in adapters_at(module)}
         if not modules:
             raise UnknownName(f"the model has no LoRA adapter called {adapter_name!r}; it has: {', '.join(_names(lora)) or 'none'}")
-        from anchorlora.adapters.weights import WeightAnchor, trains_whole
-
         given_whole = {name: cores[name] for name in (cores.keys() - modules.keys()) & trains_whole(model)} if cores else {}
         cores = {name: core for name, core in cores.items() if name not in given_whole}
         for kind, given in (("cores", cores), ("wide bases", wides)):
@@ -248,6 +244,90 @@ class Anchor:
         return block_factors(module, self.adapter_name)
 
 
+@dataclass(frozen=True, eq=False)
+class WeightAnchor(Anchor):
+    """Linear layers and embeddings without LoRA, with their weights at the start of a task and the directions to protect.
+
+    Give it to `protect` or `ProtectionCallback` in place of an `Anchor`, with `ProjectDisplacement("W")`. For weights that train
+    beside LoRA, `Anchor.of` makes it of the cores that it is given for them. It holds one copy of each protected weight. Whatever
+    else trains, such as biases and norms, is refused unless `also_training` names it.
+
+    Example:
+        >>> from anchorlora import ProjectDisplacement, measure, protect
+        >>> from anchorlora.adapters import WeightAnchor
+        >>> adapted = tiny()
+        >>> cores = cores_of(adapted)  # `anchorlora cores MODEL TEXT --out FILE` makes them of a model without an adapter
+        >>> model, ids = adapted.unload(), torch.arange(16)[None]
+        >>> for name, p in model.named_parameters():
+        ...     _ = p.requires_grad_(name.removesuffix(".weight") in cores)
+        >>> anchor = WeightAnchor.of(model, cores=cores)
+        >>> optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        >>> with protect(optimizer, anchor, [ProjectDisplacement("W")]):
+        ...     for _ in range(3):
+        ...         model(input_ids=ids, labels=ids).loss.backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        >>> measure(anchor).exact
+        True
+    """
+
+    held: frozenset[int] = frozenset()  # identities of what trains beside and is protected otherwise
+    tied: tuple[str, ...] = ()  # modules that compute with protected rows too, in a way that nothing protects
+
+    @classmethod
+    def of(  # type: ignore[override]
+        cls, model: nn.Module, *, cores: Mapping[str, Subspace | Tensor] = {}, held: frozenset[int] = frozenset()
+    ) -> WeightAnchor:
+        """Return the anchor of the layers that cores are given for.
+
+        Args:
+            model: A model whose full weights train, or what wraps it (DDP, torch.compile).
+            cores: Layer path in the model, such as "model.layers.0.self_attn.q_proj" -> protected subspace (d_in, k), or a tensor
+                with orthonormal columns. For an embedding, the numbers of the tokens whose rows must stay, such as
+                `torch.unique(ids)` of old text; rows that PEFT trains alone (`trainable_token_indices`) may not be among them.
+            held: Identities of parameters that another anchor holds.
+
+        Returns:
+            The anchor, with copies of the present weights.
+
+        Raises:
+            UnknownName: No cores are given, or the model has no layer of such a path.
+            InvalidType: A layer is neither linear nor an embedding, has an adapter, or its weight is not stored in float32 or
+                float64; the weights lie in flat buffers (FSDP1, DeepSpeed ZeRO) or are split (FSDP2).
+            InvalidValue: A weight does not train or is shared with another layer, or a core has another width; a token's row is to
+                stay and to train.
+        """
+        refuse_flat_parameters(model)
+        if is_split(model):
+            raise InvalidType("full weights that are split over processes (FSDP2) are not protected; use one process or DDP")
+        if not cores:
+            raise UnknownName("no cores are given, so no layer is protected; pass cores={layer path: core}")
+        layers, rows, tied = weight_layers(model, cores)
+        held |= rows
+        rest = {name: Sums.of(tensor) for name, tensor in rest_of(model, layers) if id(tensor) not in held}
+        return cls(tuple(layers), model, rest=rest, held=held, tied=tuple(tied))
+
+    def unprotected(self) -> list[str]:
+        """Return the paths of the layers that train although the anchor does not hold them; beside LoRA, its anchor does that."""
+        if self.held:
+            return []
+        return list(dict.fromkeys(name.rpartition(".")[0] for name in self.trains_beside()))
+
+    def trains_beside(self) -> dict[str, nn.Parameter]:
+        """Return every trainable parameter of the model that is not a protected weight, by name."""
+        assert self.model is not None
+        weights = self.held | {id(layer.factor("W")) for layer in self.layers}
+        named = self.model.named_parameters()
+        return {n.replace(COMPILED, ""): p for n, p in named if p.requires_grad and id(p) not in weights}
+
+    def replaced(self) -> str | None:
+        """Return the name of the first layer whose weight in the model is no longer that of the anchor, or None."""
+        assert self.model is not None
+        modules = modules_of(self.model)
+        live = ((layer, getattr(modules.get(layer.name), "weight", None)) for layer in self.layers)
+        return next((layer.name for layer, weight in live if weight is not layer.factor("W")), None)
+
+
 def rest_of(model: nn.Module, layers: Iterable[AdaptedLayer]) -> Iterator[tuple[str, Tensor]]:
     """The parameters and saved buffers that the model computes with outside the layers."""
     known = idle_tensors(model)
@@ -265,18 +345,6 @@ def rest_of(model: nn.Module, layers: Iterable[AdaptedLayer]) -> Iterator[tuple[
                 and tensor.device.type != "meta"
             ):
                 yield f"{path}.{name}".replace(COMPILED, "").lstrip("."), tensor
-
-
-def as_subspace(directions: Subspace | Tensor | None, *, at: str) -> Subspace | None:
-    """Return directions as a subspace; None stays None."""
-    if directions is None or isinstance(directions, Subspace):
-        return directions
-    if not isinstance(directions, Tensor):
-        raise InvalidType(f"the core of {at} is a {type(directions).__name__}; give a Subspace, or a tensor (d_in, k)")
-    try:
-        return Subspace(directions.detach())
-    except AnchorloraError as error:
-        raise type(error)(f"the core of {at}: {error}") from None
 
 
 def _training_adapter(layers: Mapping[str, Any]) -> str:

@@ -163,8 +163,8 @@ def _of_these_numbers(layer: str, config: Mapping[str, Any]) -> bool:
     if numbers is None or numbers == []:
         return True
     names = [patterns] if isinstance(patterns, str) else patterns
-    found = [re.match(rf"(?:^|.*?\.){name}\.(\d+)\.", layer) for name in names or [r"[^.]*"]]
-    own = next((match[match.lastindex or 0] for match in found if match), None)
+    matches = [re.match(rf"(?:^|.*?\.){name}\.(\d+)\.", layer) for name in names or [r"[^.]*"]]
+    own = next((match[match.lastindex or 0] for match in matches if match), None)
     return own in {str(n) for n in (numbers if isinstance(numbers, list) else [numbers]) if type(n) is int}
 
 

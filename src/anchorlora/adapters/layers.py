@@ -17,7 +17,7 @@ from anchorlora.adapters.gates import Gated
 from anchorlora.adapters.guard import WholeLayer
 from anchorlora.adapters.kinds import kind_of
 from anchorlora.adapters.sharding import is_sharded, local
-from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora.errors import AnchorloraError, InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors, Product, Subspace
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -201,3 +201,15 @@ def other_layers(kind: str, given: set[str], adapted: set[str]) -> str:
     parts = [f"no {kind} for {missing[0]} and {len(missing) - 1} others"] if missing else []
     parts += [f"{kind} for {unknown[0]} and {len(unknown) - 1} others, which are not adapted"] if unknown else []
     return f"{kind} and adapter do not fit: " + "; ".join(parts)
+
+
+def as_subspace(directions: Subspace | Tensor | None, *, at: str) -> Subspace | None:
+    """Return directions as a subspace; None stays None."""
+    if directions is None or isinstance(directions, Subspace):
+        return directions
+    if not isinstance(directions, Tensor):
+        raise InvalidType(f"the core of {at} is a {type(directions).__name__}; give a Subspace, or a tensor (d_in, k)")
+    try:
+        return Subspace(directions.detach())
+    except AnchorloraError as error:
+        raise type(error)(f"the core of {at}: {error}") from None

@@ -1,4 +1,4 @@
-"""Full weights, alone or beside LoRA: the anchor of linear layers and embeddings whose weight itself trains.
+"""Full weights, alone or beside LoRA: linear layers and embeddings whose weight itself trains.
 
     W  (d_out, d_in)  weight      V  (d_in, k)  core      dW = W - W_0 = I dW      I  the identity, never stored
 
@@ -20,11 +20,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 
-from anchorlora.adapters.anchor import Anchor, as_subspace, rest_of
-from anchorlora.adapters.guard import Sums
 from anchorlora.adapters.kinds import kind_of
-from anchorlora.adapters.layers import COMPILED, AdaptedLayer, base_model_in, lora_layers
-from anchorlora.adapters.sharding import is_split, refuse_flat_parameters
+from anchorlora.adapters.layers import COMPILED, AdaptedLayer, as_subspace, base_model_in, lora_layers
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors, Product, Subspace
@@ -109,112 +106,37 @@ class EmbeddingLayer(WeightLayer):
         return super().start_rows(name).T
 
 
-@dataclass(frozen=True, eq=False)
-class WeightAnchor(Anchor):
-    """Linear layers and embeddings without LoRA, with their weights at the start of a task and the directions to protect.
-
-    Give it to `protect` or `ProtectionCallback` in place of an `Anchor`, with `ProjectDisplacement("W")`. For weights that train
-    beside LoRA, `Anchor.of` makes it of the cores that it is given for them. It holds one copy of each protected weight. Whatever
-    else trains, such as biases and norms, is refused unless `also_training` names it.
-
-    Example:
-        >>> from anchorlora import ProjectDisplacement, measure, protect
-        >>> from anchorlora.adapters import WeightAnchor
-        >>> adapted = tiny()
-        >>> cores = cores_of(adapted)  # `anchorlora cores MODEL TEXT --out FILE` makes them of a model without an adapter
-        >>> model, ids = adapted.unload(), torch.arange(16)[None]
-        >>> for name, p in model.named_parameters():
-        ...     _ = p.requires_grad_(name.removesuffix(".weight") in cores)
-        >>> anchor = WeightAnchor.of(model, cores=cores)
-        >>> optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-        >>> with protect(optimizer, anchor, [ProjectDisplacement("W")]):
-        ...     for _ in range(3):
-        ...         model(input_ids=ids, labels=ids).loss.backward()
-        ...         optimizer.step()
-        ...         optimizer.zero_grad()
-        >>> measure(anchor).exact
-        True
-    """
-
-    held: frozenset[int] = frozenset()  # identities of what trains beside and is protected otherwise
-    tied: tuple[str, ...] = ()  # modules that compute with protected rows too, in a way that nothing protects
-
-    @classmethod
-    def of(  # type: ignore[override]
-        cls, model: nn.Module, *, cores: Mapping[str, Subspace | Tensor] = {}, held: frozenset[int] = frozenset()
-    ) -> WeightAnchor:
-        """Return the anchor of the layers that cores are given for.
-
-        Args:
-            model: A model whose full weights train, or what wraps it (DDP, torch.compile).
-            cores: Layer path in the model, such as "model.layers.0.self_attn.q_proj" -> protected subspace (d_in, k), or a tensor
-                with orthonormal columns. For an embedding, the numbers of the tokens whose rows must stay, such as
-                `torch.unique(ids)` of old text; rows that PEFT trains alone (`trainable_token_indices`) may not be among them.
-            held: Identities of parameters that another anchor holds.
-
-        Returns:
-            The anchor, with copies of the present weights.
-
-        Raises:
-            UnknownName: No cores are given, or the model has no layer of such a path.
-            InvalidType: A layer is neither linear nor an embedding, has an adapter, or its weight is not stored in float32 or
-                float64; the weights lie in flat buffers (FSDP1, DeepSpeed ZeRO) or are split (FSDP2).
-            InvalidValue: A weight does not train or is shared with another layer, or a core has another width; a token's row is to
-                stay and to train.
-        """
-        refuse_flat_parameters(model)
-        if is_split(model):
-            raise InvalidType("full weights that are split over processes (FSDP2) are not protected; use one process or DDP")
-        if not cores:
-            raise UnknownName("no cores are given, so no layer is protected; pass cores={layer path: core}")
-        modules, adapted = _modules(model), lora_layers(model)
-        if unknown := [name for name in cores if name not in modules and name not in adapted]:
-            raise UnknownName(f"the model has no layer {unknown[0]}; a core's name is the layer's path in the model")
-        layers, tied = list[WeightLayer](), list[str]()
-        for name in (*modules, *adapted):  # in the model's order
-            if name not in cores:
-                continue
-            rows = getattr(modules.get(name), "token_adapter", None)
-            if isinstance(rows, TrainableTokensLayer):
-                held |= {id(_trained_rows(name, rows, cores[name]))}
-                tied += [other for other, module in modules.items() if _is_tied(module, rows)]
-                continue
-            weight = _trained_weight(name, modules, adapted)
-            if isinstance(modules[name], nn.Embedding):
-                core = TokenRows(_tokens(cores[name], at=name), d=len(weight))
-                layers.append(EmbeddingLayer(name, Rows(weight), Rows(weight).copy(), core=core))
-                continue
-            directions = as_subspace(cores[name], at=name)
-            if directions is None or directions.d != weight.shape[1]:
-                width = "no" if directions is None else directions.d
-                raise InvalidValue(f"the core of {name} has width {width}, but its weight reads {weight.shape[1]} inputs")
-            layers.append(WeightLayer(name, Weight(weight), Weight(weight).copy(), core=directions))
-        _refuse_shared(model, layers)
-        rest = {name: Sums.of(tensor) for name, tensor in rest_of(model, layers) if id(tensor) not in held}
-        return cls(tuple(layers), model, rest=rest, held=held, tied=tuple(tied))
-
-    def unprotected(self) -> list[str]:
-        """Return the paths of the layers that train although the anchor does not hold them; beside LoRA, its anchor does that."""
-        if self.held:
-            return []
-        return list(dict.fromkeys(name.rpartition(".")[0] for name in self.trains_beside()))
-
-    def trains_beside(self) -> dict[str, nn.Parameter]:
-        """Return every trainable parameter of the model that is not a protected weight, by name."""
-        assert self.model is not None
-        weights = self.held | {id(layer.factor("W")) for layer in self.layers}
-        named = self.model.named_parameters()
-        return {n.replace(COMPILED, ""): p for n, p in named if p.requires_grad and id(p) not in weights}
-
-    def replaced(self) -> str | None:
-        """Return the name of the first layer whose weight in the model is no longer that of the anchor, or None."""
-        assert self.model is not None
-        modules = _modules(self.model)
-        live = ((layer, getattr(modules.get(layer.name), "weight", None)) for layer in self.layers)
-        return next((layer.name for layer, weight in live if weight is not layer.factor("W")), None)
+def weight_layers(
+    model: nn.Module, cores: Mapping[str, Subspace | Tensor]
+) -> tuple[list[WeightLayer], frozenset[int], tuple[str, ...]]:
+    """Return the layers that cores are given for; of embeddings that train by rows, their identities and what is tied to them."""
+    modules, adapted = modules_of(model), lora_layers(model)
+    if unknown := [name for name in cores if name not in modules and name not in adapted]:
+        raise UnknownName(f"the model has no layer {unknown[0]}; a core's name is the layer's path in the model")
+    layers, held, tied = list[WeightLayer](), set[int](), list[str]()
+    for name in (*modules, *adapted):  # in the model's order
+        if name not in cores:
+            continue
+        rows = getattr(modules.get(name), "token_adapter", None)
+        if isinstance(rows, TrainableTokensLayer):
+            held |= {id(_trained_rows(name, rows, cores[name]))}
+            tied += [other for other, module in modules.items() if _is_tied(module, rows)]
+            continue
+        weight = _trained_weight(name, modules, adapted)
+        if isinstance(modules[name], nn.Embedding):
+            core = TokenRows(_tokens(cores[name], at=name), d=len(weight))
+            layers.append(EmbeddingLayer(name, Rows(weight), Rows(weight).copy(), core=core))
+            continue
+        directions = as_subspace(cores[name], at=name)
+        if directions is None or directions.d != weight.shape[1]:
+            width = "no" if directions is None else directions.d
+            raise InvalidValue(f"the core of {name} has width {width}, but its weight reads {weight.shape[1]} inputs")
+        layers.append(WeightLayer(name, Weight(weight), Weight(weight).copy(), core=directions))
+    _refuse_shared(model, layers)
+    return layers, frozenset(held), tuple(tied)
 
 
-def _modules(model: nn.Module) -> dict[str, nn.Module]:
+def modules_of(model: nn.Module) -> dict[str, nn.Module]:
     """The modules without an adapter by their path in the base model, whatever wraps it; of those that PEFT copied, the copies."""
     inner: Any = model
     while isinstance(inner, nn.parallel.DistributedDataParallel) or hasattr(inner, "_orig_mod"):
@@ -232,7 +154,7 @@ def _trained(module: nn.Module) -> nn.Module:
 
 def trains_whole(model: nn.Module) -> set[str]:
     """Return the paths of the modules beside the adapted layers whose weight, or some rows of it, trains."""
-    modules = {name: module for name, module in _modules(model).items() if not isinstance(module, BaseTunerLayer)}
+    modules = {name: module for name, module in modules_of(model).items() if not isinstance(module, BaseTunerLayer)}
     parts = {name: module.parameters(recurse=hasattr(module, "token_adapter")) for name, module in modules.items()}
     return {name for name, parameters in parts.items() if any(p.requires_grad for p in parameters)}
 

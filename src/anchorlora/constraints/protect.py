@@ -169,6 +169,13 @@ def protect(
         raise
 
 
+def constraints_for(anchor: Anchor) -> list[Constraint]:
+    """Return the constraints that protect an anchor: B of a learned adapter is frozen, A of a new block starts off the core."""
+    learned = any(bool(layer.rows("B").any()) for layer in anchor.layers)
+    closed: Constraint = Freeze("B") if learned else Retract("A")
+    return [closed, ProjectGradient("A"), ProjectDisplacement("A")]
+
+
 def _name_unprotected(anchor: Anchor) -> None:
     """Warn of what trains without protection, even where somebody has allowed it."""
     training, tied = anchor.trains_beside(), anchor.beside.tied if anchor.beside is not None else ()
@@ -235,9 +242,7 @@ def create_protected_optimizer(
     if not cores:
         raise InvalidValue("no cores are given, so nothing would be protected; anchorlora cores makes them of text")
     anchor = Anchor.of(model, cores=cores, adapter_name=adapter_name)
-    learned = any(bool(layer.rows("B").any()) for layer in anchor.layers)
-    closed: Constraint = Freeze("B") if learned else Retract("A")
-    how = [closed, ProjectGradient("A"), ProjectDisplacement("A")] if constraints is None else constraints
+    how = constraints_for(anchor) if constraints is None else constraints
     optimizer: Any = optimizer_cls([p for p in model.parameters() if p.requires_grad], **kwargs)
     block = protect(optimizer, anchor, how)
     optimizer.protection = block.__enter__()

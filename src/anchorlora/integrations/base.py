@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.constraints import ActiveConstraint, Constraint, protect
+from anchorlora.constraints.protect import constraints_for
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.errors import InvalidType
 from anchorlora.geometry import Subspace
@@ -23,7 +24,7 @@ class CallbackBase:
 
     def __init__(
         self,
-        constraints: Sequence[Constraint],
+        constraints: Sequence[Constraint] | None = None,
         *,
         cores: Mapping[str, Subspace | Tensor] = NOTHING,
         wides: Mapping[str, Subspace | Tensor] = NOTHING,
@@ -33,7 +34,8 @@ class CallbackBase:
         check_every: int = CHECK_EVERY,
         also_training: Collection[str] = (),
     ) -> None:
-        self.constraints, self.check_every, self.also_training = tuple(constraints), check_every, tuple(also_training)
+        self.constraints = None if constraints is None else tuple(constraints)
+        self.check_every, self.also_training = check_every, tuple(also_training)
         self.anchoring: dict[str, Any] = {"cores": cores, "wides": wides, "adapter_name": adapter_name, "history": history}
         self.anchor, self.own_anchor = anchor, anchor is not None
         self.stack = ExitStack()
@@ -46,7 +48,8 @@ class CallbackBase:
         if self.anchor is None or not (self.own_anchor or (again and self.anchor.replaced() is None)):
             self.anchor = Anchor.of(model, **self.anchoring)
         how: dict[str, Any] = {"check_every": self.check_every, "also_training": self.also_training}
-        self.active = self.stack.enter_context(protect(optimizer, self.anchor, self.constraints, **how))
+        constraints = constraints_for(self.anchor) if self.constraints is None else self.constraints
+        self.active = self.stack.enter_context(protect(optimizer, self.anchor, constraints, **how))
         needy = [type(c).__name__.strip("_") for c in self.active if type(c).loss is not ActiveConstraint.loss]
         if needy:
             self.release()

@@ -35,7 +35,8 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
     after an exception until `release` is called. `measure(callback.anchor)` gives the drift after training.
 
     Args:
-        constraints: Constraints, in the order in which they act, as `protect` takes them.
+        constraints: Constraints, in the order in which they act, as `protect` takes them. None takes those of the anchor at hand,
+            as `create_protected_optimizer` does.
         cores: Layer path -> protected subspace (d_in, k), or a tensor with orthonormal columns.
         wides: Layer path -> wide basis; only `EffectiveResponse` reads it.
         adapter_name: The adapter that trains; None takes the active one.

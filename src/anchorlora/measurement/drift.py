@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.adapters import NOTHING, AdaptedLayer, Anchor
-from anchorlora.adapters.anchor import as_subspace
+from anchorlora.adapters.layers import as_subspace
 from anchorlora.constraints.sensitivity import knows, sensitivity
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
