@@ -2,7 +2,7 @@
 
 F=benchmarks/mechanism.py
 anchorlora grid mini --methods $F:second_moment,$F:rescaled --set threads=1 --out OUT/brake
-anchorlora trace mini --method inc-lora,o-lora,o-lora-hard,$F:second_moment,$F:rescaled --set threads=1 --out OUT/moves
+anchorlora trace mini --methods inc-lora,o-lora,o-lora-hard,$F:second_moment,$F:rescaled --set threads=1 --out OUT/moves
 
 g  gradient of the task's loss on A      p  gradient of the penalty on A, lambda sign(A_t A_<t^T) A_<t
 

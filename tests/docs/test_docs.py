@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import models
 from anchorlora import embedded
-from anchorlora.cli.app import app
+from anchorlora.cli.app import COMMANDS, FAILED, INTERRUPTED, STOPPED, WRONG, app
 from anchorlora.cli.methods import methods_page
 
 if sys.version_info >= (3, 11):
@@ -106,6 +106,19 @@ def test_links_lead_somewhere():
                 assert anchor in anchors(led), (page.name, target, anchor)
 
 
+def test_each_thread_that_is_met_is_shown_by_a_test_that_exists():
+    text = (ROOT / "docs/supported.md").read_text()
+    section = text.partition("## What threads in public ask for")[2]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| ")][1:]
+    threads = [thread for _, named, *_ in rows for thread in named.split(", ")]
+    assert len(set(threads)) == len(threads) == int(re.search(r"(\d+) threads", section)[1])
+    for asked, _, met, shown in rows:
+        tests = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", shown)
+        assert bool(tests) == (met != "no"), asked
+        for file, test in tests:
+            assert f"def {test}(" in (ROOT / file).read_text(), test
+
+
 def test_the_text_for_a_package_index_has_no_relative_links():
     text = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["readme"]
     assert re.findall(r"\]\((?!https://)[^)]*\)", (ROOT / text).read_text()) == []
@@ -178,3 +191,30 @@ def test_the_table_of_architectures_has_a_row_for_every_case_that_the_tests_prov
     for attention, all_linear, rho in (cells for model, cells in printed.items() if model not in refused):
         assert set(attention.split()) <= set(all_linear.split())
         assert float(rho) < 1e-6, "protected"
+
+
+REFERENCE = (ROOT / "docs/reference.md").read_text()
+ROWS = dict(re.findall(r"^\| `anchorlora (\w+(?: (?:import|verify))?) ([^`]*)`", REFERENCE, flags=re.M))
+
+
+def command_of(words):
+    found = app.get_command(app.make_context("anchorlora", [words.split()[0]]), words.split()[0])
+    for word in words.split()[1:]:
+        found = found.commands[word]
+    return found
+
+
+@pytest.mark.parametrize("words", ROWS)
+def test_the_reference_has_every_option_of_a_command_and_no_other(words):
+    options = [option for option in command_of(words).params if isinstance(option, click.Option)]
+    known = {name for option in options for name in (*option.opts, *option.secondary_opts) if name.startswith("--")}
+    row = set(re.findall(r"--[a-z][a-z-]*", ROWS[words]))
+    assert row <= known
+    missing = {option.opts[0] for option in options if not re.search(rf"{option.opts[0]}(?![a-z-])", REFERENCE)}
+    assert missing == set()
+
+
+def test_the_reference_has_a_row_for_every_command_and_every_exit_status():
+    assert {words.split()[0] for words in ROWS} == set(COMMANDS)
+    table = REFERENCE.partition("## Exit statuses")[2].partition("\n## ")[0]
+    assert [int(status) for status in re.findall(r"^\| (\d+) ", table, flags=re.M)] == [0, FAILED, WRONG, STOPPED, INTERRUPTED]

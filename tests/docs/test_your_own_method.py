@@ -48,8 +48,8 @@ def test_the_check_on_the_page_is_the_one_that_is_printed(followed):
 
 def test_both_methods_preserve_what_sfor_preserves(followed):
     for file in ("idea.py:mine", "leash.py:leashed"):
-        verdicts = dict(re.findall(r"^(\w+) .*?  (preserved|violated)", followed[1][f"anchorlora check {file}"], flags=re.M))
-        assert verdicts == {"displacement": "preserved", "state": "violated", "ΔB": "preserved", "response": "preserved"}
+        verdicts = dict(re.findall(r"^(\w+) .*?  (preserved|not claimed)", followed[1][f"anchorlora check {file}"], flags=re.M))
+        assert verdicts == {"displacement": "preserved", "state": "not claimed", "ΔB": "preserved", "response": "preserved"}
 
 
 def test_the_leash_holds_in_a_run_and_is_felt(followed):

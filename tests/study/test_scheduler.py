@@ -263,7 +263,7 @@ def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, t
 
 
 @pytest.mark.parametrize(
-    "asked", [["grid", "--methods", "sfor", "--orders", "order1"], ["trace", "--method", "sfor"], ["select", "--method", "n-lora"]]
+    "asked", [["grid", "--methods", "sfor", "--orders", "order1"], ["trace", "--methods", "sfor"], ["select", "--method", "n-lora"]]
 )
 def test_every_process_is_told_how_to_carry_the_run_out(asked, recipe_file, tmp_path, monkeypatch):
     told = []
@@ -288,7 +288,7 @@ def test_all_rows_of_a_trace_start_from_one_first_task_and_tracing_changes_nothi
     asked = [
         "trace",
         recipe_file,
-        "--method",
+        "--methods",
         "sfor,o-lora-hard",
         "--seeds",
         "1",
@@ -332,11 +332,11 @@ def test_all_rows_of_a_trace_start_from_one_first_task_and_tracing_changes_nothi
             ["grid", "mini", "--methods", "sfor", "--set", "FisherAnchor.strength=1"],
             "no method of this grid has a part called 'FisherAnchor'",
         ),
-        (["trace", "mini", "--method", "ewc"], "ewc cannot start from a first task that all rows share: FisherAnchor acts in it"),
-        (["trace", "mini", "--method", "n-lora"], "n-lora cannot start from a first task that all rows share: EffectiveSparsity"),
-        (["trace", "mini", "--method", "sd-lora"], "sd-lora cannot start from a first task that all rows share: GatedPerTask"),
-        (["trace", "mini", "--method", "lora-plus"], "lora-plus cannot start from a first task that all rows share: Shared acts"),
-        (["trace", "mini", "--method", "lora-fa"], "lora-fa cannot start from a first task that all rows share: Freeze acts"),
+        (["trace", "mini", "--methods", "ewc"], "ewc cannot start from a first task that all rows share: FisherAnchor acts in it"),
+        (["trace", "mini", "--methods", "n-lora"], "n-lora cannot start from a first task that all rows share: EffectiveSparsity"),
+        (["trace", "mini", "--methods", "sd-lora"], "sd-lora cannot start from a first task that all rows share: GatedPerTask"),
+        (["trace", "mini", "--methods", "lora-plus"], "lora-plus cannot start from a first task that all rows share: Shared acts"),
+        (["trace", "mini", "--methods", "lora-fa"], "lora-fa cannot start from a first task that all rows share: Freeze acts"),
         (["select", "mini", "--method", "sfor"], "sfor has nothing to choose; tunable methods: ewc, lwf"),
         (["select", "mini", "--method", "lfw"], "no method called 'lfw'; nearest: lwf"),
     ],

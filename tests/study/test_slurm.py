@@ -284,7 +284,7 @@ def test_the_command_submits_and_says_where_to_look(queue, tmp_path, capsys):
 
 def test_a_trace_and_a_selection_are_submitted_step_by_step(queue, tmp_path, capsys):
     engine = ["--engine", "slurm", "--out"]
-    assert main(["trace", "mini", "--method", "sfor", "--seeds", "1", *engine, str(tmp_path / "t")]) == 0
+    assert main(["trace", "mini", "--methods", "sfor", "--seeds", "1", *engine, str(tmp_path / "t")]) == 0
     said = capsys.readouterr().out
     assert "0 of 1 traces are finished" in said
     assert "once it has finished, the same command starts them" in said

@@ -140,7 +140,7 @@ def train(
     from anchorlora.config import BaseModelSettings, base_model_of
     from anchorlora.errors import InvalidValue
     from anchorlora.methods import METHODS
-    from anchorlora.pages.verdict import Evidence, next_commands, write_verdict
+    from anchorlora.pages.verdict import Evidence, advice, next_commands, write_verdict
     from anchorlora.runs.trackers import tracked
     from anchorlora.store.run_folder import RunFolder
     from anchorlora.train.answers import answers_of
@@ -192,8 +192,9 @@ def train(
             margin=Margin(points=margin),
         ).as_dict()
     answers = answers_of(to, found)
+    evidence = Evidence.of(to, answers)
     try:
-        write_verdict(found, to / "index.html", Evidence.of(to, answers))
+        write_verdict(found, to / "index.html", evidence)
     except OSError:
         if not already:  # one that lies on a read-only disk is shown as it is
             raise
@@ -204,6 +205,8 @@ def train(
         out.print(sentence)
     for part in answers[:1]:
         show_answers(part)
+    for number, sentence in enumerate(advice(found, evidence)):
+        out.print(f"{'' if number else chr(10)}try:     {sentence}")
     if already:
         out.print(f"\nfinished before, nothing was trained; record: {to / 'record.json'}")
     out.print(f"\nadapter: {to / 'adapter'}\nverdict: {to / 'index.html'}\nserve:   {found['serve']}")

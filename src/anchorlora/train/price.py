@@ -43,7 +43,7 @@ from anchorlora.train.kept import SHARE, kept_at
 from anchorlora.train.request import SELF, SkillRequest, reads_cores
 
 clock = time.perf_counter
-CONTEXT, DRAWN = 128, 3  # tokens before the ones that are drawn to measure, and how many are
+CONTEXT, DRAWN = 256, 3  # tokens before the ones that are drawn to measure, and how many are
 TRIED = 9  # texts that are read to see whether a model reads packed rows: three, alone and packed twice
 WRITTEN = (0.3, 0.9)  # of the most tokens, what a chat model writes as a user, and as an answer (SmolLM2-135M)
 MEMORY_TEXTS = 64  # of each kept text, forward and backward, where a method remembers what answers depend on
@@ -106,11 +106,11 @@ class Rates:
         return steps * (self.writing[0] + self.writing[1] * rows * share)
 
 
-def price_of(request: SkillRequest, method: Method, recipe: Recipe, session: Session, files: TextFiles, rows: Any) -> Price:
+def price_of(
+    request: SkillRequest, method: Method, recipe: Recipe, session: Session, files: TextFiles, rows: Any, *, loading: float
+) -> Price:
     """Return what a request takes that nothing speaks against."""
-    began = clock()
     adapted = session.adapted(request.adapter, targets=request.targets)
-    loading = clock() - began
     settings = recipe.training
     encoder = Encoder(session.tokenizer, max_tokens=session.room(settings.max_tokens), ends=ends_of(adapted))
     task = files.task(request.name)
@@ -206,13 +206,13 @@ def measured(session: Session, adapted: Any, recipe: Recipe, examples: EncodedEx
     batches = [_batch(adapted, session, group, together) for group in rows_of(window, settings.row_tokens, share=together)]
     tokens = sum(len(e.prompt) + len(e.answer) for e in window)
     with torch.no_grad():  # what is packed is kept for the backward pass
-        reading = _fastest(lambda: [_logits(adapted, batch) for batch in batches])
+        reading = _mean_seconds(lambda: [_logits(adapted, batch) for batch in batches])
         answering = _line(lambda rows: _step(adapted, session, rows))
         writing = _line(lambda rows: _drawn_step(adapted, session, rows)) if writes else (0.0, 0.0)
     inputs = {(layer.rpartition(".")[0], part.in_features) for layer, part in lora_layers(adapted).items()}
     widths = [width for _, width in inputs]
     rows = torch.randn(recipe.features.rows, max(widths), device=session.loaded.device)
-    spectra = _fastest(lambda: Spectrum.of(rows, at_most=recipe.features.wide), times=1)
+    spectra = _mean_seconds(lambda: Spectrum.of(rows, at_most=recipe.features.wide), times=1)
     spectra *= sum((width / max(widths)) ** 2 for width in widths)
     stack = AdapterStack(session.bare().model, recipe.adapter.targets, rank=recipe.adapter.rank, alpha=recipe.adapter.alpha)
     trained: Any = stack.model.train()
@@ -222,7 +222,7 @@ def measured(session: Session, adapted: Any, recipe: Recipe, examples: EncodedEx
             _logits(trained, batch).float().logsumexp(-1).mean().backward()
         trained.zero_grad()
 
-    learning = _fastest(learn)
+    learning = _mean_seconds(learn)
     session.bare()
     return Rates(reading / tokens, learning / tokens, answering, writing, spectra)
 
@@ -257,7 +257,7 @@ def _step(model: Any, session: Session, rows: int) -> float:
     def step() -> None:
         model(input_ids=one, use_cache=True, **{argument: cache}).logits.argmax(-1).tolist()
 
-    return _fastest(step, times=DRAWN)
+    return _mean_seconds(step, times=DRAWN)
 
 
 def _drawn_step(model: Any, session: Session, rows: int) -> float:
@@ -268,11 +268,11 @@ def _drawn_step(model: Any, session: Session, rows: int) -> float:
     def draws_of(longest: int) -> None:
         draw(model, session.tokenizer, [[beginning] * rows], draws, stops=(), longest=longest)
 
-    first = _fastest(partial(draws_of, 1))
-    return max(0.0, _fastest(partial(draws_of, 1 + DRAWN)) - first) / DRAWN
+    first = _mean_seconds(partial(draws_of, 1))
+    return max(0.0, _mean_seconds(partial(draws_of, 1 + DRAWN)) - first) / DRAWN
 
 
-def _fastest(what: Callable[[], Any], *, times: int = 2) -> float:
+def _mean_seconds(what: Callable[[], Any], *, times: int = 2) -> float:
     seconds = []
     for _ in range(times):
         began = clock()
@@ -280,4 +280,4 @@ def _fastest(what: Callable[[], Any], *, times: int = 2) -> float:
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
         seconds.append(clock() - began)
-    return min(seconds)
+    return mean(seconds)

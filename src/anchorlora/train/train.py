@@ -35,10 +35,10 @@ from anchorlora.store.predictions import read_predictions
 from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import SKILL, RunFolder, may_precede_config
 from anchorlora.store.seal import sealed_folder
+from anchorlora.train import price
 from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
 from anchorlora.train.kept import PROBES, ROWS, SHARE, counted_at, earlier_places, refuse_repeated
-from anchorlora.train.price import Price, price_of
 from anchorlora.train.request import EXACT, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
 from anchorlora.train.stages import (
@@ -97,7 +97,7 @@ def train_skill(
         return verdict
 
 
-def priced(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -> Price:
+def priced(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -> price.Price:
     """Return what teaching a skill will take, or refuse what `train_skill` would refuse; nothing is written."""
     method = methods[request.method]
     _refuse_others(request, out)
@@ -109,9 +109,12 @@ def priced(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -
     rows = _counted(request, files)
     asked = default_recipe().model_copy(update={"base_model": request.base_model}).changed(request.settings)
     session = Session(asked.base_model, adapter=request.adapter)
+    began = price.clock()
     session.adapted(request.adapter, targets=request.targets)
+    loading = price.clock() - began
     facts = {"targets": targets_of(request, session), "gpu": session.loaded.device.type != "cpu"}
-    return price_of(request, method, _recipe(request, out / SKILL, method, facts), session, files, rows)
+    recipe = _recipe(request, out / SKILL, method, facts)
+    return price.price_of(request, method, recipe, session, files, rows, loading=loading)
 
 
 def _finished(request: SkillRequest, out: Path, margin: Margin) -> Verdict:

@@ -13,9 +13,9 @@ from anchorlora.recipes import protocol
 from anchorlora_lab.cli.engines import EngineOptions, engine_options
 
 
-@click.command(epilog=example("anchorlora trace mini --method seq-lora,sfor --out runs/trace"))
+@click.command(epilog=example("anchorlora trace mini --methods seq-lora,sfor --out runs/trace"))
 @recipe_argument
-@click.option("--method", "methods", help="Comma-separated methods.  [default: the paper's eight]")
+@click.option("--methods", help="Comma-separated methods.  [default: the paper's eight]")
 @click.option(
     "--order",
     default="order1",
