@@ -41,6 +41,11 @@ def test_a_loss_that_rose_is_worse_though_answers_are_equal():
     assert (found.verdict, found.state) == ("worse", "bad")
 
 
+def test_a_harm_that_is_shown_to_be_within_the_margin_is_kept_and_named():
+    found = kept(([0.4] * 40, [2.5] * 40), ([0.4] * 40, [2.507] * 40), name="token_accuracy")
+    assert (found.verdict, found.state, found.reason) == ("kept within 5 points", "good", "but a little worse")
+
+
 @pytest.mark.parametrize("n", [100, 200])
 def test_a_loss_that_moved_by_rounding_is_not_worse(n):
     found = kept(([1] * n, [0.5] * n), ([1] * n, [0.5 + 1e-7] * n))

@@ -140,14 +140,16 @@ def judge_kept(comparison: Comparison, margin: Margin = DEFAULT_MARGIN) -> Judge
         )  # fmt: skip
 
     unsound = not math.isfinite(loss.after)
-    if unsound or (n >= LEAST and (loss.interval[0] > ROUNDING or metric.interval[1] < 0)):
+    harmed = n >= LEAST and (loss.interval[0] > ROUNDING or metric.interval[1] < 0)
+    within = n >= FEWEST and possible.points <= margin.points < metric.before and possible.nats <= margin.nats
+    if unsound or (harmed and not within):
         return judged("worse", "bad")
     if metric.before <= margin.points:
         reason = f"only {metric.before:.1f} % was right before, and no drop by more than {margin.points:g} points could be seen"
         return judged(f"cannot tell (n = {n})", "even", reason)
-    if n >= FEWEST and possible.points <= margin.points and possible.nats <= margin.nats:
+    if within:
         better = n >= LEAST and loss.interval[1] < -ROUNDING
-        return judged(f"kept within {margin.points:g} points", "good", "and better" if better else "")
+        return judged(f"kept within {margin.points:g} points", "good", "but a little worse" if harmed else "and better" if better else "")
     reasons = []
     if possible.points > margin.points:
         drop = f"{possible.points:.{_digits(possible.points)}f}"
