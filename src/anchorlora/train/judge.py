@@ -148,8 +148,8 @@ def judge_kept(comparison: Comparison, margin: Margin = DEFAULT_MARGIN) -> Judge
         reason = f"only {metric.before:.1f} % was right before, and no drop by more than {margin.points:g} points could be seen"
         return judged(f"cannot tell (n = {n})", "even", reason)
     if within:
-        better = n >= LEAST and loss.interval[1] < -ROUNDING
-        return judged(f"kept within {margin.points:g} points", "good", "but a little worse" if harmed else "and better" if better else "")
+        better = "and better" if loss.interval[1] < -ROUNDING else ""
+        return judged(f"kept within {margin.points:g} points", "good", "but a little worse" if harmed else better)
     reasons = []
     if possible.points > margin.points:
         drop = f"{possible.points:.{_digits(possible.points)}f}"
