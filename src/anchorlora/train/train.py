@@ -42,6 +42,7 @@ from anchorlora.train.kept import PROBES, ROWS, SHARE, counted_at, earlier_place
 from anchorlora.train.request import EXACT, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
 from anchorlora.train.stages import (
+    ALL_LINEAR,
     SCORES,
     Say,
     Tell,
@@ -110,7 +111,7 @@ def priced(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -
     asked = default_recipe().model_copy(update={"base_model": request.base_model}).changed(request.settings)
     session = Session(asked.base_model, adapter=request.adapter)
     began = price.clock()
-    session.adapted(request.adapter, targets=request.targets)
+    session.adapted(request.adapter, targets=request.targets or ALL_LINEAR)
     loading = price.clock() - began
     facts = {"targets": targets_of(request, session), "gpu": session.loaded.device.type != "cpu"}
     recipe = _recipe(request, out / SKILL, method, facts)
