@@ -43,9 +43,9 @@ def pages():
         patched.setattr("anchorlora.scores.DRAWS", 100)
         patched.setattr("anchorlora_lab.report.tables.mechanism.DRAWS", 100)
         made = {path.name: page(f"lab/{path.name}") for path in sorted((ROOT / "docs/lab").glob("results*.md"))}
+    yield made
     for cached in (page, built_pages.region, results_studies.report, results_studies.all_comparisons):
         cached.cache_clear()
-    return made
 
 
 def test_every_marker_stands_for_what_the_records_give(pages):
