@@ -32,7 +32,7 @@ from anchorlora_lab.frontier.tables import frontier_tables
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.figures.style import as_bytes
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables import complete_table
+from anchorlora_lab.report.tables.scores import complete_table
 
 ROOT = Path(__file__).parents[1]
 README, PACKAGE, FIGURE = ROOT / "README.md", ROOT / "docs/package.md", ROOT / "docs/figures/mini-stages.svg"

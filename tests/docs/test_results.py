@@ -25,8 +25,8 @@ from anchorlora.store.selection import FILE, read_selection
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.published import PUBLISHED, printed_endpoint
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables import comparisons
 from anchorlora_lab.report.tables.mechanism import correlation_table
+from anchorlora_lab.report.tables.pairs import comparisons
 from anchorlora_lab.report.tables.scores import interval_over_examples
 from built_pages import built, page
 from collect import collect, collect_right, without_places

@@ -13,13 +13,16 @@ import pytest
 import records
 from anchorlora.cli.app import main
 from anchorlora.pages import html
+from anchorlora.pages.record import triangle_table
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.chapters import chapters_of
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.figures import style
 from anchorlora_lab.report.page import Links, all_tables, write_report
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables import drift_table, main_table, orders_table, seed_table, triangle_table
+from anchorlora_lab.report.tables.drift import drift_table
+from anchorlora_lab.report.tables.scores import main_table, seed_table
+from anchorlora_lab.report.tables.settings import orders_table
 from pages import OURS, Elements, elements
 
 SUFFIXES = ("txt", "md", "tex", "csv")
