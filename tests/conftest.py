@@ -12,13 +12,17 @@ import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile("anchorlora", deadline=None)  # how long an example takes is no law
-settings.load_profile("anchorlora")
+settings.register_profile("long", deadline=None)  # how long an example takes is no law
+settings.register_profile("short", deadline=None, max_examples=25)
 
 torch.set_num_threads(1)
 
 FAULTS = Path(__file__).parent / "faults"
 FEWEST = 6  # cases of one test of faults in the short suite
+
+
+def pytest_configure(config):
+    settings.load_profile("short" if "not slow" in config.option.markexpr else "long")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -39,6 +43,21 @@ def pytest_collection_modifyitems(items):
         for item in listed:
             if item not in taken:
                 item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _unsynced():
+    """No test cuts the power, and a small run would mostly wait for the disk."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def svg_alone(request, monkeypatch):
+    """Reports draw SVG alone, which the page shows: PNG and PDF take longer, and tests marked `vector` see them."""
+    if not request.node.get_closest_marker("vector"):
+        monkeypatch.setattr("anchorlora_lab.report.page.FILES", ())
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from anchorlora_lab.report.chapters import chapters_of
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables import comparisons
+from anchorlora_lab.report.tables.pairs import comparisons
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -21,9 +21,9 @@ from anchorlora.cli.audit import lines
 from anchorlora.cli.check import LABELS, verdict
 from anchorlora.cli.console import WIDTH, fitted, titled
 from anchorlora.cli.progress import Bars
+from anchorlora.pages.table import Column, Table
 from anchorlora_lab.cli.eval import show
 from anchorlora_lab.report import writers
-from anchorlora_lab.report.tables import Column, Table
 from anchorlora_lab.suites.evaluation import Evaluation, Flips, Score, TaskChange
 from golden import assert_golden
 

@@ -1,9 +1,7 @@
 """What the tests of a second device do there, in a process of its own; and on the CPU, to compare.
 
-    python -m devices.on_device KIND FOLDER JOB ..
-
-KIND: a key of KINDS. FOLDER: holds the small benchmark and model, and what is done on the CPU in FOLDER/cpu; what is done here goes
-into FOLDER/KIND. JOB: a key of JOBS, with an argument behind a colon. FOLDER/KIND.json has what each job returned or failed with.
+kind: a key of KINDS. folder: holds the small benchmark and model, and what is done on the CPU in folder/cpu; what is done here goes
+into folder/kind. job: a key of JOBS, with an argument behind a colon. folder/kind.json has what each job returned or failed with.
 """
 
 from __future__ import annotations
@@ -12,12 +10,10 @@ import hashlib
 import io
 import json
 import os
-import sys
 import traceback
 import warnings
 from contextlib import redirect_stdout
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -308,9 +304,8 @@ def work(folder, kind, jobs):
     return json.loads(json.dumps(found))
 
 
-if __name__ == "__main__":
-    kind, folder = sys.argv[1], Path(sys.argv[2])
+def work_there(folder, kind, jobs):
+    """The same in a process of its own, on a second device."""
     second_device.install(**KINDS[kind])
     os.environ["ACCELERATE_TORCH_DEVICE"] = f"{second_device.NAME}:0"  # accelerate knows the kinds of device by name
-    torch.set_num_threads(1)
-    (folder / f"{kind}.json").write_text(json.dumps(work(folder, kind, sys.argv[3:])))
+    (folder / f"{kind}.json").write_text(json.dumps(work(folder, kind, jobs)))

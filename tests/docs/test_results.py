@@ -25,8 +25,8 @@ from anchorlora.store.selection import FILE, read_selection
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.published import PUBLISHED, printed_endpoint
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables import comparisons
 from anchorlora_lab.report.tables.mechanism import correlation_table
+from anchorlora_lab.report.tables.pairs import comparisons
 from anchorlora_lab.report.tables.scores import interval_over_examples
 from built_pages import built, page
 from collect import collect, collect_right, without_places
@@ -43,9 +43,9 @@ def pages():
         patched.setattr("anchorlora.scores.DRAWS", 100)
         patched.setattr("anchorlora_lab.report.tables.mechanism.DRAWS", 100)
         made = {path.name: page(f"lab/{path.name}") for path in sorted((ROOT / "docs/lab").glob("results*.md"))}
+    yield made
     for cached in (page, built_pages.region, results_studies.report, results_studies.all_comparisons):
         cached.cache_clear()
-    return made
 
 
 def test_every_marker_stands_for_what_the_records_give(pages):

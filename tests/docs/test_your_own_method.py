@@ -13,7 +13,7 @@ from anchorlora.cli.app import main
 from anchorlora.store.record import read_record
 
 PAGE = (Path(__file__).parents[2] / "docs/extend.md").read_text().partition("## A task source\n")[0]
-FEWER = shlex.split("--order entities,reviews --set train_limit=48 --set test_limit=2 --set threads=1")
+FEWER = shlex.split("--order entities,reviews --set train_limit=48 --set test_limit=2 --set epochs=1 --set threads=1")
 SHORTER = shlex.split("--set Leash.length=0.02")  # so short that it is felt in 6 steps
 
 

@@ -119,12 +119,12 @@ def drawn(items, count, seed):
     return random.Random(seed).sample(items, count)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_state_is_named_and_the_end_is_the_same(damage, place, tmp_path):
-    """Three files a damage, drawn by its name; the long form tries every one."""
-    for i, (name, kind) in enumerate(drawn([each for each in ALL if differs(each[0], damage, each[1], place)], 3, damage)):
-        try_state(name, damage, kind, place, tmp_path / str(i))
+    """A file a damage, drawn by its name; the long form tries every one."""
+    ((name, kind),) = drawn([each for each in ALL if differs(each[0], damage, each[1], place)], 1, damage)
+    try_state(name, damage, kind, place, tmp_path / "0")
 
 
 @pytest.mark.slow

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 import records
 from anchorlora.cli.app import main
 from anchorlora.cli.console import Terminal, print_json
+from anchorlora.pages.table import Column, Table
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.store.files import write_lines
 from anchorlora.text import shown, visible
 from anchorlora_lab.report import writers
-from anchorlora_lab.report.tables import Column, Table
 from pages import OURS, elements
 from reports import made
 

@@ -6,23 +6,18 @@ import made
 import pytest
 
 import records
+from anchorlora.pages.record import triangle_table
+from anchorlora.pages.table import Column, Table
 from anchorlora.store.record import read_record
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.chapters import chapters_of
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.page import all_tables
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables import (
-    Column,
-    Table,
-    complete_table,
-    cost_table,
-    drift_table,
-    main_table,
-    paired_table,
-    shared_components,
-    triangle_table,
-)
+from anchorlora_lab.report.tables.drift import drift_table
+from anchorlora_lab.report.tables.energy import cost_table
+from anchorlora_lab.report.tables.pairs import paired_table, shared_components
+from anchorlora_lab.report.tables.scores import complete_table, main_table
 from golden import assert_golden
 
 

@@ -9,11 +9,11 @@ import pytest
 
 import records
 from anchorlora.cli.app import main
+from anchorlora.pages.table import Column, Table
 from anchorlora.store.record import MOST
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.figures import style
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables import Column, Table
 from anchorlora_lab.report.tables.energy import step_seconds
 
 DRIFT = ("d_eff", "d_old", "d_new", "d_block", "rho", "rho_floor", "chance", "rho_first", "rho_union")

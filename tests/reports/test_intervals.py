@@ -11,7 +11,9 @@ from anchorlora.scores import Paired, Scores, mean_interval
 from anchorlora.store.record import Record
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables import base_model_tables, comparison_table, complete_table
+from anchorlora_lab.report.tables.base_models import base_model_tables
+from anchorlora_lab.report.tables.pairs import comparison_table
+from anchorlora_lab.report.tables.scores import complete_table
 
 TASKS, EXAMPLES = ("amazon", "agnews"), 60
 RATES = {"projected-lora": 0.6, "sfor": 0.8}

@@ -10,16 +10,15 @@ from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.figures import looks_of
 from anchorlora_lab.report.figures.mechanism import forgetting_of_runs
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables import (
-    core_table,
+from anchorlora_lab.report.tables.drift import core_table, endpoint_deviations, endpoint_table, violation_table
+from anchorlora_lab.report.tables.energy import energy_table
+from anchorlora_lab.report.tables.mechanism import (
     correlation_table,
-    endpoint_deviations,
-    endpoint_table,
-    energy_table,
     gradient_table,
-    violation_table,
+    rank_correlation,
+    spots_of_boundaries,
+    spots_of_runs,
 )
-from anchorlora_lab.report.tables.mechanism import rank_correlation, spots_of_boundaries, spots_of_runs
 
 
 @pytest.fixture
@@ -171,11 +170,11 @@ def test_forgetting_is_set_against_the_drift_of_a_run_and_of_a_boundary(tmp_path
     runs = find_runs([made.save(tmp_path, *made.grid(methods))])
     run, drift = runs[0], runs[0].record.drift
     spot = next(s for s in spots_of_runs(runs) if s.run is run)
-    assert (spot.lost, spot.rho) == (run.record.scores.FM, pytest.approx(statistics.mean(d.rho for d in drift)))
+    assert (spot.lost, spot.drift["rho"]) == (run.record.scores.FM, pytest.approx(statistics.mean(d.rho for d in drift)))
     spots = [s for s in spots_of_boundaries(runs) if s.run is run]
     first, second = run.record.accuracy[0], run.record.accuracy[1]
     assert spots[0].lost == pytest.approx(first[0] - second[0])
-    assert [s.rho for s in spots] == [d.rho for d in drift]
+    assert [s.drift["rho"] for s in spots] == [d.rho for d in drift]
     table = correlation_table(runs)
     rows = rows_by(table)
     assert rows["all runs", "rho"][2] == len(runs) == 36

@@ -5,7 +5,9 @@ import pytest
 
 from anchorlora.pages.labels import short_layers
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables import cost_table, invalid_by_seed, invalid_table, methods_table, orders_table, settings_table
+from anchorlora_lab.report.tables.energy import cost_table
+from anchorlora_lab.report.tables.evaluation import invalid_by_seed, invalid_table
+from anchorlora_lab.report.tables.settings import methods_table, orders_table, settings_table
 
 
 @pytest.fixture

@@ -14,16 +14,10 @@ from anchorlora_lab.report import writers
 from anchorlora_lab.report.chapters import chapters_of
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.records import Run, find_runs
-from anchorlora_lab.report.tables import (
-    base_model_tables,
-    comparison_table,
-    complete_table,
-    deviation_table,
-    order_table,
-    paired_table,
-    seed_table,
-)
+from anchorlora_lab.report.tables.base_models import base_model_tables
+from anchorlora_lab.report.tables.pairs import comparison_table, paired_table
 from anchorlora_lab.report.tables.references import References
+from anchorlora_lab.report.tables.scores import complete_table, deviation_table, order_table, seed_table
 
 # of 640 tested examples a task: the label that is most frequent in training is right for 64, 128, 192 and 256 of them
 TRAIN, TEST = (3, 5, 1, 1), {"dbpedia": 64, "amazon": 128, "yahoo": 192, "agnews": 256}

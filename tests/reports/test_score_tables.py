@@ -11,15 +11,8 @@ import records
 from anchorlora.scores import Scores
 from anchorlora.store.record import Record
 from anchorlora_lab.report.records import Run, by_method, deviation, find_runs
-from anchorlora_lab.report.tables import (
-    complete_table,
-    deviation_table,
-    learning_table,
-    main_table,
-    order_table,
-    paired_table,
-    seed_table,
-)
+from anchorlora_lab.report.tables.pairs import learning_table, paired_table
+from anchorlora_lab.report.tables.scores import complete_table, deviation_table, main_table, order_table, seed_table
 
 METHODS = ("projected-lora", "sfor", "o-lora", "o-lora-hard")
 

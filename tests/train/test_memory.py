@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from peft import PeftModel
-from test_train import MINI, change, share, verdict
+from test_train import change, share, verdict
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchorlora import METHODS
@@ -22,12 +22,13 @@ from skills import FEW
 
 
 @pytest.fixture(scope="module")
-def data(less_data):
-    return less_data
+def data(less_data, small_model):
+    """The files, and the model of random weights."""
+    return {**less_data, "model": str(small_model)}
 
 
 def taught(data, out, method, *, new="news", keep=("reviews",), after=None, old=None, more=()):
-    words = ["train", "embedded:mini", "--data", data[new], "--method", method, "--out", str(out), *FEW, *more]
+    words = ["train", data["model"], "--data", data[new], "--method", method, "--out", str(out), *FEW, *more]
     words += [word for name in keep for word in ("--keep", data.get(name, name))]
     words += ["--after", str(after)] if after else []
     return main([*words, *(["--adapter", str(old)] if old else [])])
@@ -54,10 +55,10 @@ def refuse_leak(out, method, *, before=None):
     assert sum(float(d.norm()) for d in change(out, before=before).values()) > 1e-2, "nothing was learned"
 
 
-def dense_memory(samples, adapter=None):
+def dense_memory(place, samples, adapter=None):
     """C and G of each layer in float64: answers drawn one example after the other, and a zero added to each layer's output."""
-    tokenizer = AutoTokenizer.from_pretrained(MINI)
-    model = AutoModelForCausalLM.from_pretrained(MINI, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
     if adapter:
         model = PeftModel.from_pretrained(model, adapter)
     layers = lora_layers(model) if adapter else {n: m for n, m in model.named_modules() if n.endswith(("q_proj", "v_proj"))}
@@ -102,7 +103,7 @@ def refuse_other_memory(file, C, G):
 
 def test_what_is_remembered_of_kept_text_is_the_dense_sum_over_its_examples(folded, data):
     samples, _ = held_out(data["reviews"], read_samples(data["reviews"]))
-    refuse_other_memory(folded / "skill/before/memory.safetensors", *dense_memory(samples))
+    refuse_other_memory(folded / "skill/before/memory.safetensors", *dense_memory(data["model"], samples))
 
 
 def test_a_fold_keeps_the_core_exactly_and_the_record_names_the_memory(folded):
@@ -110,7 +111,7 @@ def test_a_fold_keeps_the_core_exactly_and_the_record_names_the_memory(folded):
     record = json.loads((folded / "record.json").read_text())
     assert record["protocol"]["start"] == {"old_memory": sha256(folded / "skill/before/memory.safetensors")}
     assert verdict(folded)["protection"]["memory"]["directions"] == 8
-    assert any("8 for each layer input" in said for said in verdict(folded)["sentences"])
+    assert any("8 directions at each layer" in said for said in verdict(folded)["sentences"])
 
 
 @pytest.mark.slow
@@ -140,7 +141,7 @@ def test_an_old_adapter_is_read_as_it_is_and_folded_with_the_new_block_into_one(
     out = tmp_path / "out"
     assert taught(data, out, "fold-16", new="questions", old=folded / "adapter") == 0
     samples, _ = held_out(data["reviews"], read_samples(data["reviews"]))
-    refuse_other_memory(out / "skill/before/memory.safetensors", *dense_memory(samples, folded / "adapter"))
+    refuse_other_memory(out / "skill/before/memory.safetensors", *dense_memory(data["model"], samples, folded / "adapter"))
     refuse_leak(out, "fold-16", before=folded / "adapter")
     assert {f.rank for f in read_adapter(out / "adapter").values()} == {16}
 
@@ -166,7 +167,7 @@ def test_a_skill_that_lost_its_training_makes_it_again_bitwise_from_the_memory(d
 
 BAD = {
     "ewc": (["reviews"], "ewc: FisherAnchor needs what earlier tasks left, and text leaves none"),
-    "brake": ([], "nothing is named: add --keep FILE"),
+    "brake": ([], "--method brake keeps something, and nothing is named: add --keep self"),
     "snapshot": ([], "--method snapshot keeps something, and nothing is named: add --keep self"),
 }
 
@@ -210,7 +211,7 @@ def test_replay_trains_on_what_is_kept_and_hands_it_on(data, tmp_path, capsys):
     assert text_left(second, "before") == text_left(first, "after")
     capsys.readouterr()
     assert taught(data, tmp_path / "none", "replay", keep=()) == 2
-    assert "add --keep FILE" in " ".join(capsys.readouterr().err.split())
+    assert "add --keep self" in " ".join(capsys.readouterr().err.split())
 
 
 def test_replay_on_text_of_the_models_own_and_nothing_to_go_on_from_is_refused(data, folded, tmp_path, capsys):

@@ -32,11 +32,7 @@ COLUMNS = (
 
 
 def triangle_table(record: Record) -> Table:
-    """The accuracy of every task after every task, in percent.
-
-    Args:
-        record: A finished run.
-    """
+    """The accuracy of every task after every task, in percent."""
     columns = (Column("after"), *(Column(task, 1) for task in record.order))
     method, size = record.method.name, len(record.order)
     rows = tuple((record.order[t], *row, *[None] * (size - len(row))) for t, row in enumerate(record.accuracy))

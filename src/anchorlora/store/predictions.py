@@ -60,6 +60,11 @@ def _together(lines: Sequence[str]) -> list[Prediction] | None:
         return None
     # a key that is there twice counts once among what was parsed; in a string, a quotation mark has a backslash before it
     keys = sum(len(each.model_fields_set) + len(each.metrics) for each in found)
-    colons, *apart = (text.count(f'"{after}') - text.count(f'\\"{after}') for after in ":\t\r\n ")
-    usual = len(found) == len(lines) and colons == keys and not any(apart)
+    usual = len(found) == len(lines) and _unescaped(text, ":") == keys and not any(_unescaped(text, after) for after in " \t\r\n")
     return found if usual and all(each.index.bit_length() <= INTEGER_BITS for each in found) else None
+
+
+def _unescaped(text: str, after: str) -> int:
+    """How many quotation marks stand before a character, less those of strings, which have a backslash before them."""
+    count = text.count(f'"{after}')
+    return count and count - text.count(f'\\"{after}')

@@ -28,10 +28,7 @@ WORST = 5  # parts, and prompts, that are listed
 @click.option("--trust-remote-code", metavar="COMMIT", help="Run the model's own code, as of this commit.  [default: run none]")
 @click.option("--data", type=click.Path(path_type=Path), help="A local MMLU folder with dev and test; turns off network access.")
 @click.option(
-    "--task",
-    multiple=True,
-    metavar="T,..",
-    help="Comma-separated lm_eval tasks or task files; may be repeated.  [default: mmlu]",
+    "--task", multiple=True, metavar="T,..", help="Comma-separated lm_eval tasks or task files; may be repeated.  [default: mmlu]"
 )
 @click.option(
     "--suite",
@@ -188,11 +185,9 @@ class Counter:
     """A progress bar with the remaining time while a model is evaluated; only notes if stderr is not a terminal.  Use in `with`."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from anchorlora_lab.cli.progress import bar_over
 
-        columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-        columns += [TextColumn("remaining"), TimeRemainingColumn()]
-        self.progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+        self.progress = bar_over(err)
         self.bar: Any = None
         self.what = ""
 

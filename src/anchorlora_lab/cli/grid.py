@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from anchorlora.cli.console import example, out
 from anchorlora.cli.dry_run import expected, flops_option
-from anchorlora.cli.options import Conduct, conduct_options, recipe_argument, recipe_options, resolved, seeds
+from anchorlora.cli.options import Conduct, recipe_argument, seeds
 from anchorlora.errors import InvalidValue, UnknownName
-from anchorlora_lab.cli.engines import EngineOptions, engine_options
+from anchorlora_lab.cli.engines import EngineOptions, study_options
+
+if TYPE_CHECKING:
+    from anchorlora.config import Recipe
 
 
 @click.command(epilog=example("anchorlora grid mini --methods seq-lora,sfor --out runs/grid"))
@@ -26,14 +30,11 @@ from anchorlora_lab.cli.engines import EngineOptions, engine_options
 @click.option("--models", help="Comma-separated base models, to compare several.")
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for all run directories.")
 @click.option("--selection", "manifests", multiple=True, type=click.Path(path_type=Path), help="A selection.json; may be repeated.")
-@engine_options
-@recipe_options
-@conduct_options
+@study_options
 @click.option("--dry-run", is_flag=True, help="List all runs, mark the missing ones, and print the expected time; write nothing.")
 @click.option("--list", "to_list", is_flag=True, help="Print the command of each missing run, one a line; start nothing.")
 @flops_option
 def grid(
-    recipe: str,
     methods: str,
     orders: str | None,
     seeds: str,
@@ -41,9 +42,8 @@ def grid(
     to: Path,
     manifests: tuple[Path, ...],
     engines: EngineOptions,
-    model: str | None,
-    data: str | None,
-    settings: tuple[str, ...],
+    recipe: Recipe,
+    numbers: dict[str, float],
     conduct: Conduct,
     dry_run: bool,
     to_list: bool,
@@ -59,18 +59,17 @@ def grid(
     from anchorlora_lab.cli.progress import commands, failures, handed_over, run_all
     from anchorlora_lab.grid.plan import Axes, plan
 
-    chosen, numbers = resolved(recipe, settings, model, data)
-    named = orders_named(listed(orders) if orders else None, chosen, by_default=["order1", "order2", "order3"])
+    named = orders_named(listed(orders) if orders else None, recipe, by_default=["order1", "order2", "order3"])
     axes = Axes(_methods(methods), named, seeds_of(seeds), listed(models) if models else ())
     chosen_by = [read_selection(path) for path in manifests]
     planned = plan(
-        chosen, axes, to, settings=_settings(axes.methods, numbers), selections=_fitting(chosen_by, axes.methods, numbers)
+        recipe, axes, to, settings=_settings(axes.methods, numbers), selections=_fitting(chosen_by, axes.methods, numbers)
     )
     if dry_run:
         for each in planned:
             out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
         out.print(f"{sum(not each.done for each in planned)} of {len(planned)} runs are missing")
-        at_a_time = engines.at_a_time(chosen.base_model.device)
+        at_a_time = engines.at_a_time(recipe.base_model.device)
         for line in expected([each.config for each in planned if not each.done], at_a_time, flops):
             out.print(line)
         return
@@ -79,7 +78,7 @@ def grid(
             raise InvalidValue(f"--list prints commands for you to start, and --engine {engines.engine} starts them; leave out one")
         commands(planned, root=to, conduct=conduct, retry_failed=engines.retry_failed)
         return
-    outcomes = run_all(planned, root=to, engine=engines.made(chosen.base_model.device), conduct=conduct)
+    outcomes = run_all(planned, root=to, engine=engines.made(recipe.base_model.device), conduct=conduct)
     before = "" if outcomes else "; none was missing"
     out.print(f"{sum(each.done for each in planned)} of {len(planned)} runs are finished in {to}" + before)
     handed_over(outcomes, to)

@@ -55,10 +55,7 @@ def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, conduct: 
             err.print(f"{finished}/{len(planned) - done} {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
 
         return engine.run(
-            planned,
-            root=root,
-            watch=watch,
-            command=lambda folder, config: [*command_line(folder, config), *conduct.words()],
+            planned, root=root, watch=watch, command=lambda folder, config: [*command_line(folder, config), *conduct.words()]
         )
 
 

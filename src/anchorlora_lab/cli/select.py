@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from anchorlora.cli.console import example, out
-from anchorlora.cli.options import Conduct, conduct_options, methods_beginning, recipe_argument, recipe_options, resolved
+from anchorlora.cli.options import Conduct, methods_beginning, recipe_argument
 from anchorlora.errors import Failed, InvalidValue
-from anchorlora_lab.cli.engines import EngineOptions, engine_options
+from anchorlora_lab.cli.engines import EngineOptions, study_options
+
+if TYPE_CHECKING:
+    from anchorlora.config import Recipe
 
 
 @click.command(epilog=example("anchorlora select mini --method o-lora --out runs/selected"))
@@ -22,20 +26,16 @@ from anchorlora_lab.cli.engines import EngineOptions, engine_options
 @click.option(
     "--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for candidate runs and selection.json."
 )
-@engine_options
-@recipe_options
-@conduct_options
+@study_options
 def select(
-    recipe: str,
     method: str,
     order: str,
     seed: int,
     values: str | None,
     to: Path,
     engines: EngineOptions,
-    model: str | None,
-    data: str | None,
-    settings: tuple[str, ...],
+    recipe: Recipe,
+    numbers: dict[str, float],
     conduct: Conduct,
 ) -> None:
     """Choose a method's strength on a holdout of the training data.
@@ -49,17 +49,16 @@ def select(
     from anchorlora_lab.cli.progress import handed_over, run_all
     from anchorlora_lab.grid.selection import TUNABLE, candidate_runs, choose, write_selection
 
-    chosen, numbers = resolved(recipe, settings, model, data)
     if numbers:
         raise InvalidValue(f"{next(iter(numbers))} is what the candidates are for; leave it out")
     if method not in TUNABLE:
         method_named(method)
         raise InvalidValue(f"{method} has nothing to choose; tunable methods: {', '.join(TUNABLE)}")
-    tunable, tasks = TUNABLE[method], order_named(order, chosen)
-    declared, engine = tunable.candidates if values is None else _asked(values), engines.made(chosen.base_model.device)
-    scale = _scale(chosen, tunable, tasks, seed, to) if values is None else None
+    tunable, tasks = TUNABLE[method], order_named(order, recipe)
+    declared, engine = tunable.candidates if values is None else _asked(values), engines.made(recipe.base_model.device)
+    scale = _scale(recipe, tunable, tasks, seed, to) if values is None else None
     scaled = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
-    candidates = candidate_runs(chosen, method, tunable, scaled, tasks, seed, to)
+    candidates = candidate_runs(recipe, method, tunable, scaled, tasks, seed, to)
     already = (to / FILE).exists()
     if not already:
         outcomes = run_all(candidates, root=to, engine=engine, conduct=conduct)

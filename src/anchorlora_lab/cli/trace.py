@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from anchorlora.cli.console import example, out
-from anchorlora.cli.options import Conduct, conduct_options, recipe_argument, recipe_options, resolved, seeds
+from anchorlora.cli.options import Conduct, recipe_argument, seeds
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
-from anchorlora_lab.cli.engines import EngineOptions, engine_options
+from anchorlora_lab.cli.engines import EngineOptions, study_options
+
+if TYPE_CHECKING:
+    from anchorlora.config import Recipe
 
 
 @click.command(epilog=example("anchorlora trace mini --methods seq-lora,sfor --out runs/trace"))
@@ -32,11 +36,8 @@ from anchorlora_lab.cli.engines import EngineOptions, engine_options
 )
 @click.option("--layers", is_flag=True, help="Also record every layer.")
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for all traced runs.")
-@engine_options
-@recipe_options
-@conduct_options
+@study_options
 def trace(
-    recipe: str,
     methods: str | None,
     order: str,
     seeds: str,
@@ -44,9 +45,8 @@ def trace(
     layers: bool,
     to: Path,
     engines: EngineOptions,
-    model: str | None,
-    data: str | None,
-    settings: tuple[str, ...],
+    recipe: Recipe,
+    numbers: dict[str, float],
     conduct: Conduct,
 ) -> None:
     """Trace the drift of a second task, for each method and seed.
@@ -59,17 +59,16 @@ def trace(
     from anchorlora_lab.grid.folder import remember
     from anchorlora_lab.grid.plan import TRACED, rows, starts
 
-    chosen, numbers = resolved(recipe, settings, model, data)
     if numbers:
         raise InvalidValue(
             f"a trace uses methods as they are defined; instead of setting {next(iter(numbers))}, define a method in a file"
         )
-    chosen = chosen.changed({"trace_points": points, "trace_layers": layers})
-    tasks = order_named(order, chosen)
+    recipe = recipe.changed({"trace_points": points, "trace_layers": layers})
+    tasks = order_named(order, recipe)
     named = {name: method_named(name) for name in (listed(methods) if methods else TRACED)}
-    begun = starts(chosen, tasks, seeds_of(seeds), to)
-    traced = rows(chosen, named, tasks, begun, to)
-    engine = engines.made(chosen.base_model.device)
+    begun = starts(recipe, tasks, seeds_of(seeds), to)
+    traced = rows(recipe, named, tasks, begun, to)
+    engine = engines.made(recipe.base_model.device)
     remember([each.folder for each in (*begun.values(), *traced)], to)
     outcomes = run_all(list(begun.values()), root=to, engine=engine, conduct=conduct)
     outcomes += run_all([row for row in traced if begun[row.config.seed].done], root=to, engine=engine, conduct=conduct)

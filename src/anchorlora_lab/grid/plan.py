@@ -145,9 +145,7 @@ def rows(
         _check(name, method)
     return [
         Planned(
-            out / f"{slug(name)}-{seed}",
-            RunConfig(method=name, order=_two(order), seed=seed, recipe=recipe),
-            start=start.folder,
+            out / f"{slug(name)}-{seed}", RunConfig(method=name, order=_two(order), seed=seed, recipe=recipe), start=start.folder
         )
         for seed, start in begun.items()
         for name in methods

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from anchorlora.pages.labels import model_label, order_label, paper_order
-from anchorlora_lab.report import tables as t
+from anchorlora.pages.record import triangle_table
+from anchorlora.pages.table import Table
 from anchorlora_lab.report.comparability import Study, footnote
 from anchorlora_lab.report.figures.mechanism import methods_with_paths
 from anchorlora_lab.report.findings import Findings, findings_of
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.records import FAMILIES, Run, families_of
-from anchorlora_lab.report.tables import Table
+from anchorlora_lab.report.tables.base_models import base_model_tables, runs_by_base_model
+from anchorlora_lab.report.tables.drift import core_table, drift_table, endpoint_deviations, endpoint_table, violation_table
+from anchorlora_lab.report.tables.energy import cost_table, energy_by_method, energy_table, layers_of
+from anchorlora_lab.report.tables.evaluation import evaluation_table, invalid_by_seed, invalid_table
+from anchorlora_lab.report.tables.mechanism import correlation_table, gradient_table
+from anchorlora_lab.report.tables.metrics import metric_tables
+from anchorlora_lab.report.tables.pairs import (
+    comparison_table,
+    components_of,
+    cumulative_components,
+    learning_table,
+    paired_table,
+    pairs_of,
+    shared_components,
+)
+from anchorlora_lab.report.tables.scores import complete_table, deviation_table, main_table, order_table, seed_table
+from anchorlora_lab.report.tables.settings import methods_table, orders_table, settings_table
+from anchorlora_lab.report.tables.transfer import flips_table, forward_table
 
 
 @dataclass(frozen=True)
@@ -44,14 +62,14 @@ class Chapter:
         """What the study shows; None of what spans several."""
         return findings_of(self.study) if self.study else None
 
-    def ours(self) -> Chapter:
-        """Return the chapter without the paper's values in its tables."""
+    def with_tables(self, change: Callable[[Table], Table]) -> Chapter:
+        """Return the chapter with every table changed."""
 
-        def own(tables: Sequence[Table]) -> tuple[Table, ...]:
-            return tuple(table.ours() for table in tables)
+        def all_of(tables: Sequence[Table]) -> tuple[Table, ...]:
+            return tuple(map(change, tables))
 
-        sections = tuple(replace(s, tables=own(s.tables), folded=own(s.folded)) for s in self.sections)
-        return replace(self, sections=sections, main=own(self.main))
+        sections = tuple(replace(s, tables=all_of(s.tables), folded=all_of(s.folded)) for s in self.sections)
+        return replace(self, sections=sections, main=all_of(self.main))
 
     @property
     def tables(self) -> list[Table]:
@@ -60,118 +78,90 @@ class Chapter:
 
 
 def chapters_of(studies: Sequence[Study]) -> list[Chapter]:
-    """Return one chapter per study, then the comparison over base models if there are several."""
-    chapters = [_prefixed(_trace(study) if study.kind == "trace" else _sequence(study), study.prefix) for study in studies]
-    across = tuple(t.base_model_tables(studies))
+    """Return one chapter per study, with its tables named for it, then the comparison over base models if there are several."""
+    chapters = []
+    for study in studies:
+        chapter = _trace(study) if study.kind == "trace" else _sequence(study)
+        chapters.append(chapter.with_tables(lambda table, prefix=study.prefix: table.called(prefix + table.name)))  # type: ignore[misc]
+    across = tuple(base_model_tables(studies))
     if across:
-        runs = tuple(run for cells in t.runs_by_base_model(studies) for mine in cells.values() for run in mine)
+        runs = tuple(run for cells in runs_by_base_model(studies) for mine in cells.values() for run in mine)
         section = Section("Scores by base model", "", ("base-models",), across)
         chapters.append(Chapter("Several base models", BASE_MODELS, (section,), across[:1], spanned=runs))
     return chapters
 
 
+def _section(
+    title: str, words: str, tables: Iterable[Table | None], folded: Iterable[Table | None] = (), figures: tuple[str, ...] = ()
+) -> Section | None:
+    """A section with the tables that there are; None without one."""
+    shown, kept = (tuple(table for table in some if table) for some in (tables, folded))
+    return Section(title, words, figures, shown, kept) if shown or kept else None
+
+
 def _sequence(study: Study) -> Chapter:
-    first = (_scores, _metrics, _transfer, _pairs, _components, _drift, _forgetting)
-    parts = (*first, _invalid, _capability, _energy, _cost, _protocol, _every_run)
-    sections = tuple(section for part in parts if (section := part(study)))
-    main = sections[0].tables[:1]
-    return Chapter(study.title, f"{_what_ran(study)} {SEQUENCE}", sections, main, footnote(study.runs), study)
+    runs, others, grid = study.runs, study.others, Grid.of(study.runs)
+    several, there = len(runs[0].order) > 1, {run.method for run in runs}
+    alone = [run for run in others if len(run.order) == 1 and run.trained]
+    components = {"shared": shared_components, "cumulative": cumulative_components}
+    has_drift = all(run.record.drift for run in runs)
+    has_labels = any(rate is not None for run in runs for row in run.record.invalid for rate in row)
+    by_order = order_table(runs, others) if not grid.one_order or paper_order(grid.orders[0]) else None
+    scores = (main_table(runs, others), complete_table(runs, others), by_order)
+    paths = any(methods_with_paths(runs, family) for family in FAMILIES)
+    parts = (
+        _section(
+            *("Scores", SCORES, scores, (deviation_table(runs), seed_table(runs))),
+            figures=("stages", "accuracy", "aa-fm", "heat") if several else ("accuracy",),
+        ),
+        _section("Every metric", METRICS, metric_tables(runs)),
+        _section("Transfer and single answers", TRANSFER, (forward_table(runs, alone), flips_table(runs)) if several else ()),
+        _section(
+            "Paired differences",
+            PAIRS,
+            (comparison_table(runs), *((paired_table(runs), learning_table(runs)) if pairs_of(runs) else ())),
+        ),
+        _section(
+            "Components",
+            COMPONENTS,
+            (make(runs, others) for family, make in components.items() if len(there & set(components_of(family))) > 1),
+        ),
+        has_drift
+        and _section(
+            *("Drift on protected directions", DRIFT, (core_table(runs),), (drift_table(runs),)),
+            figures=("drift", "cores", *(("paths",) if paths else ())),
+        ),
+        _section("Forgetting against drift", FORGETTING, (correlation_table(runs),), figures=("forgetting", "boundaries")),
+        has_labels and _section("Invalid predictions", INVALID, (invalid_table(runs),), (invalid_by_seed(runs),)),
+        _section("General capability", CAPABILITY, (evaluation_table(runs),) if any(run.evaluation for run in runs) else ()),
+        layers_of(runs)
+        and _section("Energy retained by the cores", ENERGY, (energy_by_method(runs),), (energy_table(runs),), figures=("energy",)),
+        _section("Cost", COST, (cost_table(runs),), figures=("cost",)),
+        _protocol(study),
+        _section("All runs", RUNS, (), (triangle_table(run.record) for mine in grid.groups for run in mine)),
+    )
+    sections = tuple(part for part in parts if part)
+    return Chapter(study.title, f"{_what_ran(study)} {SEQUENCE}", sections, scores[:1], footnote(runs), study)
 
 
 def _trace(study: Study) -> Chapter:
     runs, families = study.runs, families_of(study.runs)
-    means = tuple(t.endpoint_table(mine, family=family) for family, mine in families.items())
-    deviations = tuple(t.endpoint_deviations(mine, family=family) for family, mine in families.items())
-    sections = [Section("Where the change goes, step by step", TRACE, ("trajectories",), (*means, *deviations))]
-    if any(run.trace[-1].wrp_before is not None for run in runs):
-        sections.append(Section("Optimizer steps before projection", VIOLATIONS, (), (t.violation_table(runs),)))
-    if gradients := t.gradient_table(runs):
-        sections.append(Section("Gradients and moves", GRADIENTS, ("gradients",), (gradients,)))
-    sections.append(_protocol(study))
-    about = f"{_what_ran(study)} {STARTS}"
-    return Chapter(f"Mechanism trace: {study.title}", about, tuple(sections), means, footnote(runs), study)
+    means = tuple(endpoint_table(mine, family=family) for family, mine in families.items())
+    deviations = tuple(endpoint_deviations(mine, family=family) for family, mine in families.items())
+    stepped = any(run.trace[-1].wrp_before is not None for run in runs)
+    parts = (
+        _section("Where the change goes, step by step", TRACE, (*means, *deviations), figures=("trajectories",)),
+        _section("Optimizer steps before projection", VIOLATIONS, (violation_table(runs),) if stepped else ()),
+        _section("Gradients and moves", GRADIENTS, (gradient_table(runs),), figures=("gradients",)),
+        _protocol(study),
+    )
+    sections, about = tuple(part for part in parts if part), f"{_what_ran(study)} {STARTS}"
+    return Chapter(f"Mechanism trace: {study.title}", about, sections, means, footnote(runs), study)
 
 
-def _scores(study: Study) -> Section:
-    runs, grid = study.runs, Grid.of(study.runs)
-    by_order = (t.order_table(runs, study.others),) if not grid.one_order or paper_order(grid.orders[0]) else ()
-    tables = (t.main_table(runs, study.others), t.complete_table(runs, study.others), *by_order)
-    figures = ("stages", "accuracy", "aa-fm", "heat") if len(runs[0].order) > 1 else ("accuracy",)
-    return Section("Scores", SCORES, figures, tables, (t.deviation_table(runs), t.seed_table(runs)))
-
-
-def _metrics(study: Study) -> Section | None:
-    tables = tuple(t.metric_tables(study.runs))
-    return Section("Every metric", METRICS, (), tables) if tables else None
-
-
-def _transfer(study: Study) -> Section | None:
-    if len(study.runs[0].order) == 1:
-        return None
-    alone = [run for run in study.others if len(run.order) == 1 and run.trained]
-    tables = tuple(table for table in (t.forward_table(study.runs, alone), t.flips_table(study.runs)) if table)
-    return Section("Transfer and single answers", TRANSFER, (), tables) if tables else None
-
-
-def _pairs(study: Study) -> Section | None:
-    compared, paired = t.comparison_table(study.runs), bool(t.pairs_of(study.runs))
-    tables = (t.paired_table(study.runs), t.learning_table(study.runs)) if paired else ()
-    every = (*((compared,) if compared else ()), *tables)
-    return Section("Paired differences", PAIRS, (), every) if every else None
-
-
-def _components(study: Study) -> Section | None:
-    there = {run.method for run in study.runs}
-    kinds = ((t.components_of("shared"), t.shared_components), (t.components_of("cumulative"), t.cumulative_components))
-    tables = tuple(make(study.runs, study.others) for names, make in kinds if len(there & set(names)) > 1)
-    return Section("Components", COMPONENTS, (), tables) if tables else None
-
-
-def _drift(study: Study) -> Section | None:
-    if not all(run.record.drift for run in study.runs):
-        return None
-    tables, folded = (t.core_table(study.runs),), (t.drift_table(study.runs),)
-    figures = ("drift", "cores", *(("paths",) if any(methods_with_paths(study.runs, family) for family in FAMILIES) else ()))
-    return Section("Drift on protected directions", DRIFT, figures, tables, folded)
-
-
-def _forgetting(study: Study) -> Section | None:
-    table = t.correlation_table(study.runs)
-    return Section("Forgetting against drift", FORGETTING, ("forgetting", "boundaries"), (table,)) if table else None
-
-
-def _invalid(study: Study) -> Section | None:
-    if all(rate is None for run in study.runs for row in run.record.invalid for rate in row):
-        return None  # tasks without labels
-    return Section("Invalid predictions", INVALID, (), (t.invalid_table(study.runs),), (t.invalid_by_seed(study.runs),))
-
-
-def _capability(study: Study) -> Section | None:
-    if not any(run.evaluation for run in study.runs):
-        return None
-    return Section("General capability", CAPABILITY, (), (t.evaluation_table(study.runs),))
-
-
-def _energy(study: Study) -> Section | None:
-    if not t.layers_of(study.runs):
-        return None
-    tables, folded = (t.energy_by_method(study.runs),), (t.energy_table(study.runs),)
-    return Section("Energy retained by the cores", ENERGY, ("energy",), tables, folded)
-
-
-def _cost(study: Study) -> Section:
-    return Section("Cost", COST, ("cost",), (t.cost_table(study.runs),))
-
-
-def _protocol(study: Study) -> Section:
-    tables = (t.methods_table(study.runs), t.orders_table(study.runs))
-    return Section("Protocol", PROTOCOL, (), tables, (t.settings_table(study.runs),))
-
-
-def _every_run(study: Study) -> Section:
-    grid = Grid.of(study.runs)
-    every = [run for method in grid.methods for run in grid.of_method(method)]
-    return Section("All runs", RUNS, folded=tuple(t.triangle_table(run.record) for run in every))
+def _protocol(study: Study) -> Section | None:
+    runs = study.runs
+    return _section("Protocol", PROTOCOL, (methods_table(runs), orders_table(runs)), (settings_table(runs),))
 
 
 def _what_ran(study: Study) -> str:
@@ -185,17 +175,6 @@ def _what_ran(study: Study) -> str:
         f"{first.base_model.dtype}; finished {' to '.join(days[:1] + days[1:][-1:])}, "
         f"anchorlora {first.versions.get('anchorlora', 'of unknown version')}."
     )
-
-
-def _prefixed(chapter: Chapter, prefix: str) -> Chapter:
-    """The chapter with its tables named for its study."""
-
-    def named(tables: Sequence[Table]) -> tuple[Table, ...]:
-        """Tables under the study's prefix."""
-        return tuple(table.called(prefix + table.name) for table in tables)
-
-    sections = tuple(replace(s, tables=named(s.tables), folded=named(s.folded)) for s in chapter.sections)
-    return replace(chapter, sections=sections)
 
 
 def _amount(n: int, what: str) -> str:

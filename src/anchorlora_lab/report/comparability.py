@@ -82,8 +82,7 @@ def alike(run: Run, other: Run) -> bool:
 
 def _primary(run: Run, task: str) -> str:
     """The metric that is a task's accuracy."""
-    metric = run.record.protocol.get("metric")
-    named = metric.get(task) if isinstance(metric, dict) else None
+    named = run.setting("metric", task)
     return str(named[0]) if isinstance(named, list) and named else "exact_match"
 
 

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from anchorlora.scores import mean_interval, paired_tests
+from anchorlora.scores import paired_tests
 from anchorlora_lab.report.comparability import Study
 from anchorlora_lab.report.figures.stages import protected_of, unprotected_of
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.records import Run, by_method, mean, mean_of
 from anchorlora_lab.report.tables.references import References
-from anchorlora_lab.report.tables.scores import interval_over_examples, interval_over_runs, unlearned
+from anchorlora_lab.report.tables.scores import interval_over_examples, interval_over_runs, score, unlearned
 
 State = Literal["good", "bad", "even", ""]
 Over = Literal["runs", "examples"]
@@ -146,17 +146,22 @@ def _differences(top: str, ranked: dict[str, list[Run]]) -> list[Difference]:
     return differences
 
 
-def _level(runs: Sequence[Run]) -> Level:
-    """AA of a method, with its interval over runs or, of too few, over examples."""
-    over_runs, over_examples = interval_over_runs(runs), interval_over_examples(runs)
+def _level(runs: Sequence[Run], name: str = "AA") -> Level | None:
+    """A score of a method, with its interval over runs or, of too few, over examples; None where it is undefined."""
+    known = [(run.seed, value) for run in runs if (value := score(run, name)) is not None]
+    if not known:
+        return None
+    over_runs, over_examples = interval_over_runs(runs, name=name), interval_over_examples(runs) if name == "AA" else None
     over: Over | None = "runs" if over_runs else "examples" if over_examples else None
-    return Level(runs[0].method, "AA", _aa(runs), over_runs or over_examples, over, tuple(run.seed for run in runs))
+    middle, seeds = mean([value for _, value in known]), tuple(seed for seed, _ in known)
+    return Level(runs[0].method, name, middle, over_runs or over_examples, over, seeds)
 
 
 def _highest(
     mine: Sequence[Run], differences: Sequence[Difference], apart: Sequence[str], close: Sequence[str], unknown: Sequence[str]
 ) -> Card:
     level = _level(mine)
+    assert level is not None  # every run has AA
     interval, over = level.interval, f"{len(mine)} runs" if level.over == "runs" else "test examples"
     more = [f"95 % interval {interval[0]:.1f} to {interval[1]:.1f} over {over}." if interval else "No interval: too few runs."]
     more += [f"Higher than {_names(apart, 6)}."] if apart else []
@@ -213,7 +218,7 @@ def _boundaries(runs: Sequence[Run]) -> Boundaries:
 
 def _forgetting(runs: Sequence[Run]) -> Card | None:
     """What methods forget of earlier tasks, beside the unprotected one."""
-    facts = {method: fact for method, mine in by_method(runs).items() if (fact := _lost_of(mine)) is not None}
+    facts = {method: fact for method, mine in by_method(runs).items() if (fact := _level(mine, "FM"))}
     lost = {method: fact.mean for method, fact in facts.items()}
     if not lost:
         return None
@@ -229,22 +234,6 @@ def _forgetting(runs: Sequence[Run]) -> Card | None:
     if len(lost) > len(shown):
         more += " All methods stand in the tables."
     return Card("Forgetting", words.replace(" ,", ","), more, facts=tuple(facts.values()))
-
-
-def _lost_of(runs: Sequence[Run]) -> Level | None:
-    """FM of a method with its interval over runs; None of a single task."""
-    known = [(run.seed, run.record.scores.FM) for run in runs if run.record.scores.FM is not None]
-    if not known:
-        return None
-    interval = mean_interval([lost for _, lost in known])
-    return Level(
-        runs[0].method,
-        "FM",
-        mean([lost for _, lost in known]),
-        interval,
-        "runs" if interval else None,
-        tuple(seed for seed, _ in known),
-    )
 
 
 def _choices(ranked: dict[str, list[Run]], told: dict[str, bool | None]) -> list[str]:

@@ -60,6 +60,11 @@ class Grid:
         """Return the runs of a method, by order and seed."""
         return [self.there[key] for key in self._cells(method) if key in self.there]
 
+    @cached_property
+    def groups(self) -> list[list[Run]]:
+        """The runs of each method."""
+        return [self.of_method(method) for method in self.methods]
+
     def count(self, method: str) -> str:
         """Return how many runs a method has, such as "8 of 9"."""
         return f"{len(self.of_method(method))} of {self.size}"

@@ -13,13 +13,14 @@ from urllib.parse import quote
 
 from anchorlora.pages.html import escaping, script_of
 from anchorlora.pages.labels import order_label
+from anchorlora.pages.record import triangle_table
+from anchorlora.pages.table import Table
 from anchorlora.store.record import RECORD_FILE
 from anchorlora_lab.report.chapters import Chapter, chapters_of
 from anchorlora_lab.report.comparability import Study, studies_of
 from anchorlora_lab.report.figures import FIGURES, Looks, as_bytes, looks_of
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.records import Run, by_method
-from anchorlora_lab.report.tables import Table, triangle_table
 from anchorlora_lab.report.writers import WRITERS
 
 FILES = ("png", "pdf")  # what figures are written as, beside the SVG that the page shows
@@ -94,7 +95,7 @@ def write_report(runs: Sequence[Run], to: Path, *, printed: bool = True) -> Repo
         (['method', 'runs', 'AA', 'BWT', 'FM'], (('seq-lora', '1 of 1', 88.0, None, None),))
     """
     chapters = chapters_of(studies_of(runs))
-    chapters = chapters if printed else [chapter.ours() for chapter in chapters]
+    chapters = chapters if printed else [chapter.with_tables(Table.ours) for chapter in chapters]
     tables, pictures = all_tables(chapters), all_pictures(chapters, looks_of(runs), forms=("svg", *FILES))
     page = render(chapters, pictures, to=to)
     for folder in (to / "tables", to / "figures"):

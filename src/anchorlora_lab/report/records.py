@@ -55,7 +55,7 @@ class Run:
         """Task -> label -> how many examples have it; empty if neither the record nor a labels.json says so."""
         return self.record.labels if self.record.labels is not None else self.counted or {}
 
-    def said(self, *path: str) -> Any:
+    def setting(self, *path: str) -> Any:
         """Return a value of the protocol, which has any shape; None where it is not given.
 
         Args:
@@ -69,14 +69,14 @@ class Run:
     @property
     def tested(self) -> dict[str, int]:
         """Task -> examples that it was tested on, of the tasks whose number the protocol gives."""
-        examples = self.said("examples")
-        sizes = {task: self.said("examples", task, "test") for task in examples} if isinstance(examples, dict) else {}
+        examples = self.setting("examples")
+        sizes = {task: self.setting("examples", task, "test") for task in examples} if isinstance(examples, dict) else {}
         return {task: n for task, n in sizes.items() if type(n) is int and n > 0}
 
     @property
     def trained(self) -> bool:
         """False for a run at learning rate 0, which tests the base model."""
-        return self.said("training", "learning_rate") != 0
+        return self.setting("training", "learning_rate") != 0
 
     @property
     def method(self) -> str:
@@ -104,7 +104,7 @@ class Run:
         Args:
             task: One of the run's tasks.
         """
-        sizes = (self.said("examples", task, "train"), self.said("training", "epochs"), self.said("training", "window"))
+        sizes = (self.setting("examples", task, "train"), self.setting("training", "epochs"), self.setting("training", "window"))
         examples, epochs, window = sizes
         return epochs * -(-examples // window) if all(type(n) is int and n > 0 for n in sizes) else None
 
@@ -133,28 +133,26 @@ class Run:
             return None
         found = Graded({}, {}, {}, known=True)
         for task, path in zip(self.order, files, strict=True):
-            labels = set()
+            graded, labels = {}, set()
             for each in read_predictions(path):
-                place, right = (each.task, each.index), each.right
-                found.known &= right is not None
+                graded[each.task, each.index] = right = each.right
+                found.known = found.known and right is not None
                 if each.task == task:
-                    found.learned[place] = right
+                    found.learned[task, each.index] = right
                     labels.add(each.gold)
-                if path == files[-1]:
-                    found.last[place] = right
-            found.labels[task] = len(labels)
+            found.last, found.labels[task] = graded, len(labels)
         return found
 
     @property
     def task1_state(self) -> str | None:
         """Hash of the state that a mechanism trace starts from; None if the protocol has none."""
-        named = self.said("task1_state")
+        named = self.setting("task1_state")
         return named if isinstance(named, str) else None
 
     @property
     def energy_asked(self) -> float | None:
         """The share of energy that cores should retain (a fraction); None if the protocol does not give it."""
-        share = self.said("features", "energy")
+        share = self.setting("features", "energy")
         return share if isinstance(share, float) and 0 <= share <= 1 else None
 
 

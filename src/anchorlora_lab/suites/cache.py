@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from anchorlora.devices import device_name
-from anchorlora.errors import InvalidValue
 from anchorlora.models.load import LoadedModel
 from anchorlora.store.files import write_text
-from anchorlora.store.json import Unreadable, checked, load
+from anchorlora.store.json import FilePart, read_file
 from anchorlora_lab.suites.evaluation import Measured
 
 
@@ -28,6 +27,13 @@ def ingredients(base_model: LoadedModel, asked: dict[str, Any], *, packages: Seq
     device = cpu if base_model.device.type == "cpu" else device_name(base_model.device)
     versions = {name: metadata.version(name) for name in packages}
     return {"model": base_model.sha256, "dtype": base_model.dtype, "device": device, **asked, "versions": versions}
+
+
+class Cached(FilePart):
+    """A file of the cache."""
+
+    key: dict[str, Any]
+    measured: Measured
 
 
 @dataclass(frozen=True)
@@ -44,13 +50,16 @@ class BaseScores:
         path = self.path(key)
         if path.exists():
             try:
-                return self._read(path, key)
-            except ValueError as error:
-                note(f"{error}; measuring the base score again")
+                kept: Cached | None = read_file(path, Cached, remedy="")
+            except ValueError:
+                kept = None
+            if kept and kept.key == key:
+                return kept.measured
+            note(f"{path} is {'for a different request' if kept else 'damaged'}; measuring the base score again")
         found = measure()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps({"key": key, "measured": found.model_dump()}, indent=1) + "\n")
+            write_text(path, json.dumps(Cached(key=key, measured=found).model_dump(), indent=1) + "\n")
         except OSError as error:
             note(f"the base score is not cached: {error.strerror}: {path}")
         return found
@@ -58,20 +67,6 @@ class BaseScores:
     def path(self, key: dict[str, Any]) -> Path:
         """Return the file of a key."""
         return self.folder / f"eval-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
-
-    def _read(self, path: Path, key: dict[str, Any]) -> Measured:
-        try:
-            content = load(path)
-        except Unreadable:
-            raise InvalidValue(f"{path} is damaged") from None
-        if not isinstance(content, dict) or "key" not in content:
-            raise InvalidValue(f"{path} is damaged")
-        if content["key"] != key:
-            raise InvalidValue(f"{path} is for a different request")
-        try:
-            return checked(content.get("measured"), Measured, where=str(path), remedy="")
-        except ValueError:
-            raise InvalidValue(f"{path} is damaged") from None
 
 
 def cache_folder() -> Path:

@@ -14,6 +14,7 @@ from anchorlora_lab.report.figures.style import (
     SMALLEST,
     Looks,
     beside_each_other,
+    curve,
     drawable,
     logarithmic,
     named,
@@ -106,21 +107,10 @@ def _curve(at: Axes, method: str, runs: Sequence[Run], place: int, looks: Looks)
     points = [[point for point in run.trace if point.rho is not None] for run in runs]
     steps = [point.step for point in points[0]]
     values = [[drawable(p.rho) or SMALLEST for p in same] for same in zip(*points, strict=False)]
-    middle, look = [mean(v) for v in values], looks[method]
     low, high = _band(values)
-    every = max(1, len(steps) // 10)  # staggered, so that markers of curves that coincide do not
-    marks = (place * every // 4 % every, every)
-    at.plot(
-        steps[: len(middle)],
-        middle,
-        color=look.color,
-        linestyle=look.line,
-        marker=look.marker,
-        markevery=marks,
-        markersize=5,
-        label=named(method),
-    )
-    at.fill_between(steps[: len(middle)], low, high, color=look.color, alpha=0.18, linewidth=0)
+    steps = steps[: len(values)]
+    curve(at, method, looks, place, steps, [mean(v) for v in values], marks=10, linestyle=looks[method].line)
+    at.fill_between(steps, low, high, color=looks[method].color, alpha=0.18, linewidth=0)
 
 
 def _end(at: Axes, method: str, runs: Sequence[Run], place: int, looks: Looks) -> None:

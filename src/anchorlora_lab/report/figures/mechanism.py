@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from anchorlora.methods import METHODS
 from anchorlora.store.trace import Point
-from anchorlora_lab.report.figures.style import REFERENCE, SMALLEST, Looks, drawable, named, panels
+from anchorlora_lab.report.figures.style import REFERENCE, SMALLEST, Looks, curve, drawable, named, panels
 from anchorlora_lab.report.records import FAMILIES, Family, Run, by_method, families_of, mean
 from anchorlora_lab.report.tables.mechanism import AGAINST, Spot, ratio, spots_of_boundaries, spots_of_runs
 
@@ -30,7 +29,8 @@ def paths_to_the_past(runs: Sequence[Run], looks: Looks) -> Figure:
     """
     mine = {family: found for family in FAMILIES if (found := methods_with_paths(runs, family))}
     columns = max(1, len(mine))
-    figure, axes = plt.subplots(1, columns, figsize=(6.4 * columns, 3.6), layout="constrained", squeeze=False, sharex=True)
+    figure = Figure(figsize=(6.4 * columns, 3.6), layout="constrained")
+    axes = figure.subplots(1, columns, squeeze=False, sharex=True)
     figure.suptitle("What reaches the core, by what a method leaves open", fontsize="large")
     for at, (family, methods) in zip(axes[0], mine.items(), strict=False):
         for place, (method, same) in enumerate(methods.items()):
@@ -80,7 +80,7 @@ def gradients_and_moves(runs: Sequence[Run], looks: Looks) -> Figure:
         for column, mine in enumerate(families_of(runs).values()):
             for place, (method, same) in enumerate(by_method(mine).items()):
                 for row, (_, value, _) in enumerate(rows):
-                    _curve(axes[row][column], method, same, value, place, looks)
+                    _means(axes[row][column], method, same, value, place, looks)
             axes[-1][column].set_xlabel("optimizer step of the second task")
         for row, (name, _, logarithmic) in enumerate(rows):
             axes[row][0].set_ylabel(name)
@@ -94,27 +94,15 @@ def gradients_and_moves(runs: Sequence[Run], looks: Looks) -> Figure:
     return figure
 
 
-def _curve(at: Axes, method: str, runs: Sequence[Run], value: Callable[[Point], float | None], place: int, looks: Looks) -> None:
+def _means(at: Axes, method: str, runs: Sequence[Run], value: Callable[[Point], float | None], place: int, looks: Looks) -> None:
     found: dict[int, list[float]] = {}
     for run in runs:
         for point in run.trace:
             if (each := value(point)) is not None:
                 found.setdefault(point.step, []).append(each)
     steps = [step for step, values in found.items() if len(values) == len(runs)]
-    if not steps:
-        return
-    look, every = looks[method], max(1, len(steps) // 8)
-    marks = (place * every // 4 % every, every)
-    at.plot(
-        steps,
-        [mean(found[step]) for step in steps],
-        color=look.color,
-        marker=look.marker,
-        markevery=marks,
-        markersize=5,
-        linewidth=1.2,
-        label=named(method),
-    )
+    if steps:
+        curve(at, method, looks, place, steps, [mean(found[step]) for step in steps], marks=8, linewidth=1.2)
 
 
 def forgetting_of_runs(runs: Sequence[Run], looks: Looks) -> Figure:
@@ -133,16 +121,16 @@ def forgetting_of_boundaries(runs: Sequence[Run], looks: Looks) -> Figure:
 
 def _clouds(spots: Sequence[Spot], looks: Looks, *, title: str, label: str) -> Figure:
     families = families_of([spot.run for spot in spots])
-    known = {name: sum(value(spot) is not None for spot in spots) for name, value in AGAINST.items()}
-    against = {name: value for name, value in AGAINST.items() if 2 * known[name] > len(spots)}  # what few have is in the table
-    size, shared = (4.1 * len(against) + 0.1, 3.7 * len(families) + 1.2), {"sharex": "col", "sharey": True}
-    figure, axes = plt.subplots(len(families), len(against), figsize=size, layout="constrained", squeeze=False, **shared)
+    known = {name: sum(spot.drift[name] is not None for spot in spots) for name in AGAINST}
+    against = [name for name in AGAINST if 2 * known[name] > len(spots)]  # what few have is in the table
+    figure = Figure(figsize=(4.1 * len(against) + 0.1, 3.7 * len(families) + 1.2), layout="constrained")
+    axes = figure.subplots(len(families), len(against), squeeze=False, sharex="col", sharey=True)
     figure.suptitle(title, fontsize="large")
     for row, family in zip(axes.tolist(), families, strict=True):
         mine = [spot for spot in spots if spot.run.family == family]
-        for at, (name, value) in zip(row, against.items(), strict=True):
+        for at, name in zip(row, against, strict=True):
             for method in by_method([spot.run for spot in mine]):
-                points = [(x, spot.lost) for spot in mine if spot.run.method == method and (x := value(spot)) is not None]
+                points = [(x, spot.lost) for spot in mine if spot.run.method == method and (x := spot.drift[name]) is not None]
                 if points:
                     xs, ys = ([point[i] for point in points] for i in (0, 1))
                     xs, look = [drawable(x) or SMALLEST for x in xs], looks[method]

@@ -113,6 +113,15 @@ def _power(value: float, _: object) -> str:
     return "10" + str(round(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
+def curve(
+    at: Axes, method: str, looks: Looks, place: int, steps: Sequence[int], values: Sequence[float], *, marks: int, **line: Any
+) -> None:
+    """Draw values over optimizer steps, with markers staggered by place, so that those of curves that coincide do not."""
+    every = max(1, len(steps) // marks)
+    style: dict[str, Any] = {"color": looks[method].color, "marker": looks[method].marker, "markersize": 5, **line}
+    at.plot(steps, values, markevery=(place * every // 4 % every, every), label=named(method), **style)
+
+
 def beside_each_other(count: int, *, width: float = 0.5) -> list[float]:
     """Return horizontal shifts that keep the marks of several methods apart."""
     return [width * (i - (count - 1) / 2) / max(count, 1) for i in range(count)]

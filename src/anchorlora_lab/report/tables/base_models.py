@@ -15,7 +15,7 @@ from anchorlora_lab.report.records import Run, by_method, deviation_of, mean_of
 from anchorlora_lab.report.tables.mechanism import DRAWS, METHODS, rank_correlation
 from anchorlora_lab.report.tables.paper import DELTA, any_printed, is_papers_own
 from anchorlora_lab.report.tables.references import References
-from anchorlora_lab.report.tables.scores import BETTER, by_example, ends, score, unlearned
+from anchorlora_lab.report.tables.scores import BETTER, by_example, ends, marked, score, unlearned
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,41 +23,19 @@ if TYPE_CHECKING:
 Row = tuple[str, list[Run]]  # a base model's label, and the runs of one method on it
 SCORES = ("AA", "BWT", "FM")
 RANKED = ("AA", "LA", "BWT", "FM")
-OWN = (
-    "recipe",
-    "base_model",
-    "protocol.base_model",
-    *OF_TOKENS,
-)  # what comes with a base model: its name, its tokenizer
+OWN = ("recipe", "base_model", "protocol.base_model", *OF_TOKENS)  # what comes with a base model: its name, its tokenizer
 PRINTED = f"paper: the published values, in rows of its own base models ({QWEN}, {MISTRAL}) with the same data. {DELTA}"
 
 
 def base_model_tables(studies: Sequence[Study]) -> list[Table]:
-    """For every set of tasks that several base models were trained on in a common order: means, deviations, and whether they agree.
-
-    Args:
-        studies: All studies of a report; traces are left out.
-
-    Raises:
-        InvalidValue: If runs of different base models differ in more than the model.
-    """
+    """For every set of tasks that several base models learned in a common order: means, deviations, and whether they agree."""
     found = [_tables(cells) for cells in runs_by_base_model(studies)]
     numbered = len(found) > 1
     return [table.called(f"{table.name}-{i}") if numbered else table for i, tables in enumerate(found, 1) for table in tables]
 
 
 def runs_by_base_model(studies: Sequence[Study]) -> list[dict[str, list[Run]]]:
-    """Return, for every set of tasks that several base models were trained on, their runs of the first order that all share.
-
-    Args:
-        studies: All studies of a report; traces are left out.
-
-    Returns:
-        Name of a base model -> its runs, for each set of tasks.
-
-    Raises:
-        InvalidValue: If runs of different base models differ in more than the model.
-    """
+    """Return, for every set of tasks that several base models were trained on, their runs of the first order that all share."""
     groups: dict[tuple[str, ...], list[Study]] = {}
     for study in studies:
         if study.kind == "sequence":
@@ -82,28 +60,25 @@ def _tables(cells: dict[str, list[Run]]) -> list[Table]:
     where = f"{order_label(order)}, seeds {', '.join(map(str, seeds))}"
     whole = [row for i, row in enumerate(rows) if i not in partial]
     agreement = _agreement(whole, f"Whether base models agree: {where}")
-    return [_means(rows, where, partial).noting(note), _deviations(rows, where, partial).noting(note), *agreement]
+    told = "Means over n seeds; best and second are marked among the methods of each base model."
+    means = _table("base-models", f"Base models: {where}", rows, "", told, partial)
+    told = "Percentage points; sample standard deviation (ddof 1) over n seeds."
+    deviations = _table("base-models-sd", f"Base models, standard deviations: {where}", rows, " sd", told, partial)
+    return [means.noting(note), deviations.noting(note), *agreement]
 
 
-def _means(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
-    columns = (Column("method"), Column("base model"), Column("n"), *(Column(name, better=BETTER[name]) for name in SCORES))
-    cells = [(mine[0].method, label, len(mine), *(mean_of(score(run, s) for run in mine) for s in SCORES)) for label, mine in rows]
-    note = "Means over n seeds; best and second are marked among the methods of each base model."
-    table = Table("base-models", f"Base models: {where}", columns, tuple(cells), note, partial, within="base model")
+def _table(called: str, title: str, rows: Sequence[Row], sd: str, note: str, partial: frozenset[int]) -> Table:
+    """Means of scores, or with sd " sd" their deviations, one row per base model and method, with the paper's beside them."""
+    of, printed = (deviation_of, _printed_sd) if sd else (mean_of, _printed)
+    columns = (Column(f"{name}{sd}", better=None if sd else BETTER[name]) for name in SCORES)
+    cells = tuple(
+        (mine[0].method, label, len(mine), *(of(score(run, name) for run in mine) for name in SCORES)) for label, mine in rows
+    )
+    headings = (Column("method"), Column("base model"), Column("n"), *columns)
+    table = Table(called, title, headings, cells, note, partial, within=None if sd else "base model")
     references = References.of([run for _, mine in rows for run in mine])  # levels of the test examples, which are the same for all
-    table = references.mark(table, [unlearned(references, mine) for _, mine in rows])
-    values = {name: [_printed(mine[0], name) for _, mine in rows] for name in SCORES}
-    return table.beside(values).noting_printed(PRINTED) if any_printed(values) else table
-
-
-def _deviations(rows: Sequence[Row], where: str, partial: frozenset[int]) -> Table:
-    columns = (Column("method"), Column("base model"), Column("n"), *(Column(f"{name} sd") for name in SCORES))
-    cells = [
-        (mine[0].method, label, len(mine), *(deviation_of(score(run, s) for run in mine) for s in SCORES)) for label, mine in rows
-    ]
-    note = "Percentage points; sample standard deviation (ddof 1) over n seeds."
-    table = Table("base-models-sd", f"Base models, standard deviations: {where}", columns, tuple(cells), note, partial)
-    values = {f"{name} sd": [_printed_sd(mine[0], name) for _, mine in rows] for name in SCORES}
+    table = table if sd else marked(table, references, [mine for _, mine in rows])
+    values = {f"{name}{sd}": [printed(mine[0], name) for _, mine in rows] for name in SCORES}
     return table.beside(values).noting_printed(PRINTED) if any_printed(values) else table
 
 

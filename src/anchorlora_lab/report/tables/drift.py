@@ -27,20 +27,12 @@ CORES_NOTE = (
 
 
 def drift_table(runs: Sequence[Run]) -> Table:
-    """Drift of every run and task, one row each.
-
-    Args:
-        runs: Finished runs.
-    """
+    """Drift of every run and task, one row each."""
     return record_tables.drift_table([run.record for mine in by_method(runs).values() for run in mine])
 
 
 def core_table(runs: Sequence[Run]) -> Table:
-    """The last task's change on several sets of directions: means over runs.  One selected core is not the whole past.
-
-    Args:
-        runs: Runs of one study, each with drift.
-    """
+    """The last task's change on several sets of directions: means over runs.  One selected core is not the whole past."""
     shares = {"rho": "rho", "rho first": "rho_first", "rho union": "rho_union"}
     held_out = {"held-out": "held_out.total", "on-core": "held_out.on_core", "off-core": "held_out.off_core"}
     paths = shares | held_out | {"chance": "chance"}
@@ -68,12 +60,7 @@ def endpoint(run: Run, field: str) -> float | None:
 
 
 def endpoint_table(runs: Sequence[Run], *, family: Family) -> Table:
-    """Endpoints of traces: means over seeds.
-
-    Args:
-        runs: Traced runs of one family.
-        family: "shared" or "cumulative", which decides the columns.
-    """
+    """Endpoints of traces: means over seeds."""
     grid, fields = Grid.of(runs), FIELDS[family]
     measures: list[Measure[Run]] = [
         *means({HEADINGS[field]: partial(endpoint, field=field) for field in fields}, "g"),
@@ -87,12 +74,7 @@ def endpoint_table(runs: Sequence[Run], *, family: Family) -> Table:
 
 
 def endpoint_deviations(runs: Sequence[Run], *, family: Family) -> Table:
-    """Sample standard deviations of the endpoints over seeds.
-
-    Args:
-        runs: Traced runs of one family.
-        family: "shared" or "cumulative", which decides the columns.
-    """
+    """Sample standard deviations of the endpoints over seeds."""
     grid, fields = Grid.of(runs), FIELDS[family]
     measures = [METHOD, N, *((Column(HEADINGS[field], "g"), spread(partial(endpoint, field=field))) for field in fields)]
     title = f"Mechanism endpoints, {FAMILIES[family]}: standard deviations over seeds"
@@ -103,11 +85,7 @@ def endpoint_deviations(runs: Sequence[Run], *, family: Family) -> Table:
 
 
 def violation_table(runs: Sequence[Run]) -> Table:
-    """Motion on protected directions in the last optimizer step, before and after projection.
-
-    Args:
-        runs: Traced runs; those without recorded violations are left out.
-    """
+    """Motion on protected directions in the last optimizer step, before and after projection."""
     grid = Grid.of([run for run in runs if endpoint(run, "wrp_before") is not None])
     fields = {when: partial(endpoint, field=f"wrp_{when}") for when in ("before", "after")}
     kinds = (("", average), (" sd", spread))

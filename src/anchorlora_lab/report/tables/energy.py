@@ -13,11 +13,7 @@ from anchorlora_lab.report.tables.pivot import METHOD, Measure, N, by_methods, m
 
 
 def layers_of(runs: Sequence[Run]) -> list[str]:
-    """Return the layers for which every run has a core after every task, in the first run's order.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Return the layers for which every run has a core after every task, in the first run's order."""
     known = [{layer.module for layer in layers} for run in runs for layers in run.record.layers]
     return [layer.module for layer in runs[0].record.layers[-1] if all(layer.module in modules for modules in known)]
 
@@ -28,11 +24,7 @@ def energy(run: Run, path: str, *, task: int = -1) -> float:
 
 
 def energy_table(runs: Sequence[Run]) -> Table:
-    """Retained energy of each layer after each task: means over all runs.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Retained energy of each layer after each task: means over all runs."""
     layers = layers_of(runs)
     tasks = range(min(len(run.record.layers) for run in runs))
     columns = (Column("layer"), *(Column(f"after task {t + 1}", 3) for t in tasks), Column("min", 3), Column("directions", 1))
@@ -49,11 +41,7 @@ def energy_table(runs: Sequence[Run]) -> Table:
 
 
 def energy_by_method(runs: Sequence[Run]) -> Table:
-    """Retained energy after the last task, over all layers of each method's runs.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Retained energy after the last task, over all layers of each method's runs."""
 
     def of_cores(of: Callable[[Sequence[LayerFacts]], Value]) -> Callable[[Sequence[Run]], Value]:
         return lambda mine: of([core for run in mine for core in run.record.layers[-1]])
@@ -104,11 +92,7 @@ def relative_times(runs: Sequence[Run], *, to: str) -> dict[str, float]:
 
 
 def cost_table(runs: Sequence[Run]) -> Table:
-    """Time, memory, parameters, and history of each method: means over its runs.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Time, memory, parameters, and history of each method: means over its runs."""
     known = any(step_seconds(run) is not None for run in runs)
     table = by_methods("cost", "Cost of a run", Grid.of(runs), MEASURES, NOTE)
     return table if known else table.without("ms/step")

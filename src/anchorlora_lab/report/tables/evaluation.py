@@ -20,14 +20,7 @@ SAME = ("task", "metric", "limit", "n", "shots", "apply_chat_template", "files")
 
 
 def evaluation_table(runs: Sequence[Run]) -> Table:
-    """General capability of the base model, then of each method: mean score, change, and sd over the seeds of one order.
-
-    Args:
-        runs: Runs of one study; those without an eval.json are left out.
-
-    Raises:
-        InvalidValue: If the runs were evaluated on different tasks or in different ways.
-    """
+    """General capability of the base model, then of each method: mean score, change, and sd over the seeds of one order."""
     mine = [run for run in runs if run.evaluation is not None]
     _refuse_mixed(mine)
     grid, facts = Grid.of(mine), _facts(mine[0])
@@ -74,11 +67,7 @@ INVALID = "Percent of predictions that are not a label of their task; they count
 
 
 def invalid_table(runs: Sequence[Run]) -> Table:
-    """Rates of invalid predictions after the last task, by method and task: means over runs.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Rates of invalid predictions after the last task, by method and task: means over runs."""
     tasks = _tasks(runs)
     measures: list[Measure[Run]] = means({task: partial(final_invalid, task=task) for task in tasks})
     measures += [
@@ -90,11 +79,7 @@ def invalid_table(runs: Sequence[Run]) -> Table:
 
 
 def invalid_by_seed(runs: Sequence[Run]) -> Table:
-    """Rates of invalid predictions after the last task, one row per run.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Rates of invalid predictions after the last task, one row per run."""
     measures: list[Measure[Run]] = means({task: partial(final_invalid, task=task) for task in _tasks(runs)})
     note = f"{INVALID} After the last task; worst: the highest rate of any task at any stage."
     every = [*measures, (Column("worst"), worst_invalid)]

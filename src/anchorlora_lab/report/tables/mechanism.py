@@ -35,28 +35,22 @@ def ratio(point: Point) -> float:
 
 
 def gradient_table(runs: Sequence[Run]) -> Table | None:
-    """Gradient norms of the first and last tenth of the steps, and how far A and B have moved at the end: means over runs.
-
-    Args:
-        runs: Traced runs of one study.
-
-    Returns:
-        The table; None if no trace has gradient norms.
-    """
+    """Gradient norms of the first and last tenth of the steps, and how far A and B have moved at the end: means over runs."""
     known = [run for run in runs if gradients_of(run)]
     if not known:
         return None
     grid, rows = Grid.of(known), []
     for method, mine in by_method(known).items():
         tenths = [(points[: max(1, len(points) // 10)], points[-max(1, len(points) // 10) :]) for points in map(gradients_of, mine)]
-        task, added = (
-            [mean([mean([_norm(point, name) for point in part[end]]) for part in tenths]) for end in (0, 1)]
+        norms = [
+            mean([mean([_norm(point, name) for point in part[end]]) for part in tenths])
             for name in ("task", "penalties")
-        )
+            for end in (0, 1)
+        ]
         moves = [run.trace[-1].moves for run in mine]
         moved = [mean_of(None if each is None else getattr(each, name) for each in moves) for name in "AB"]
         ratios = [mean([ratio(point) for point in gradients_of(run)]) for run in mine]
-        rows.append((method, grid.count(method), *task, *added, mean(ratios), *moved))
+        rows.append((method, grid.count(method), *norms, mean(ratios), *moved))
     headings = ("task, first", "task, last", "penalties, first", "penalties, last", "penalties / task", "moved A", "moved B")
     columns = (Column("method"), Column("runs"), *(Column(name, "g") for name in headings))
     note = (
@@ -79,60 +73,41 @@ class Spot:
     """A run, or one boundary of it, as a point of forgetting against drift."""
 
     run: Run
-    task: int | None  # the task whose training is the boundary; None for the whole run
     lost: float  # FM of the run, or what earlier tasks lost during this task: percentage points
-    rho: float | None  # rho on the core used, of that task or the mean over tasks
-    held_out: float | None  # relative change of held-out past rows, likewise
-    d_eff: float  # size of the change, likewise
-    predicted_kl: float | None  # forecast change of earlier answers, likewise; None where the method remembers nothing of them
+    drift: dict[str, float | None]  # each of AGAINST, of that task or the mean over tasks
     exact: bool  # whether rho is within the numerical tolerance, of all tasks for a run
+
+
+AGAINST: dict[str, Callable[[DriftFacts], float | None]] = {
+    "rho": lambda drift: drift.rho,  # on the core used
+    "held-out": lambda drift: drift.held_out.total if drift.held_out else None,  # relative change of held-out past rows
+    "D_eff": lambda drift: drift.d_eff,  # size of the change
+    "predicted KL": lambda drift: drift.predicted_kl,  # forecast change of earlier answers; None without what it needs
+}
+
+
+def _spot(run: Run, lost: float, drift: Sequence[DriftFacts]) -> Spot:
+    return Spot(run, lost, {name: mean_of(map(of, drift)) for name, of in AGAINST.items()}, all(each.exact for each in drift))
 
 
 def spots_of_runs(runs: Sequence[Run]) -> list[Spot]:
     """Return one point per run: FM, against means over the tasks from the second on."""
-    found = []
-    for run in runs:
-        drift, lost = run.record.drift, run.record.scores.FM
-        if drift and lost is not None:
-            held = mean_of(map(_held_out, drift))
-            size, share = mean([each.d_eff for each in drift]), mean_of(each.rho for each in drift)
-            kl = mean_of(each.predicted_kl for each in drift)
-            found.append(Spot(run, None, lost, share, held, size, kl, all(each.exact for each in drift)))
-    return found
+    known = [(run, lost) for run in runs if run.record.drift and (lost := run.record.scores.FM) is not None]
+    return [_spot(run, lost, run.record.drift) for run, lost in known]
 
 
 def spots_of_boundaries(runs: Sequence[Run]) -> list[Spot]:
     """Return one point per run and task from the second on: what earlier tasks lost in it, against its own drift."""
-    found = []
+    spots = []
     for run in runs:
         for each in run.record.drift:
             before, after = run.record.accuracy[each.task - 2], run.record.accuracy[each.task - 1]
-            lost = mean([was - now for was, now in zip(before, after, strict=False)])
-            found.append(Spot(run, each.task, lost, each.rho, _held_out(each), each.d_eff, each.predicted_kl, each.exact))
-    return found
-
-
-def _held_out(drift: DriftFacts) -> float | None:
-    return drift.held_out.total if drift.held_out else None
-
-
-AGAINST: dict[str, Callable[[Spot], float | None]] = {
-    "rho": lambda spot: spot.rho,
-    "held-out": lambda spot: spot.held_out,
-    "D_eff": lambda spot: spot.d_eff,
-    "predicted KL": lambda spot: spot.predicted_kl,
-}
+            spots.append(_spot(run, mean([was - now for was, now in zip(before, after, strict=False)]), [each]))
+    return spots
 
 
 def correlation_table(runs: Sequence[Run]) -> Table | None:
-    """Rank correlation of forgetting with rho, the change of held-out rows, its size, and the predicted KL, with intervals.
-
-    Args:
-        runs: Runs of one study.
-
-    Returns:
-        The table; None where too few methods, orders and seeds ran.
-    """
+    """Rank correlation of forgetting with rho, the change of held-out rows, its size, and the predicted KL, with intervals."""
     grid, whole = Grid.of(runs), spots_of_runs(runs)
     if len({spot.run.method for spot in whole}) < METHODS or len({(s.run.order, s.run.seed) for s in whole}) < FEWEST:
         return None
@@ -143,8 +118,8 @@ def correlation_table(runs: Sequence[Run]) -> Table | None:
     scopes |= {"all boundaries": boundaries, "boundaries, methods that are not exact": [s for s in boundaries if not s.exact]}
     rows = []
     for name, spots in scopes.items():
-        for against, value in AGAINST.items():
-            points = [(spot.lost, x, (spot.run.order, spot.run.seed)) for spot in spots if (x := value(spot)) is not None]
+        for against in AGAINST:
+            points = [(s.lost, x, (s.run.order, s.run.seed)) for s in spots if (x := s.drift[against]) is not None]
             if len(points) < METHODS:
                 continue
             lost, xs, places = (list(part) for part in zip(*points, strict=True))

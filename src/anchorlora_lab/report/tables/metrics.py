@@ -22,11 +22,7 @@ Rows = list[list[float | None]]
 
 
 def metric_tables(runs: Sequence[Run]) -> list[Table]:
-    """One table per metric of the records, but for a metric that is every task's accuracy; then perplexity.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """One table per metric of the records, but for a metric that is every task's accuracy; then perplexity."""
     names = dict.fromkeys(name for run in runs for name in (run.record.metrics or {}))
     told = [name for name in names if not all(_is_accuracy(run, name) for run in runs)]
     return [metric_table(runs, name) for name in (*told, *([PERPLEXITY] if LOSS in names else []))]

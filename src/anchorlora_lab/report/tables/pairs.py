@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from anchorlora.methods import METHODS
 from anchorlora.pages.labels import order_label, paper_order
@@ -14,7 +16,7 @@ from anchorlora_lab.report.published import MISTRAL, printed_learning_change, pr
 from anchorlora_lab.report.records import Run, mean_of
 from anchorlora_lab.report.tables.paper import beside
 from anchorlora_lab.report.tables.references import PLAIN, References
-from anchorlora_lab.report.tables.scores import ends, interval_over_examples, score, score_table, unlearned
+from anchorlora_lab.report.tables.scores import BETTER, ends, interval_over_examples, score, score_table, unlearned
 
 PAIRS = tuple((name, method.entry.paired_with) for name, method in METHODS.items() if method.entry.paired_with)  # the paper's
 DIFFERENCES = ("AA", "BWT", "FM")
@@ -45,11 +47,7 @@ def pair_name(one: str, other: str) -> str:
 
 
 def pairs_of(runs: Sequence[Run]) -> list[Pair]:
-    """Return the paper's comparisons, in its order: every order and seed at which both methods ran.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Return the paper's comparisons, in its order: every order and seed at which both methods ran."""
     grid = Grid.of(runs)
     return [pair for one, other in PAIRS for pair in pairs_between(grid, one, other)]
 
@@ -62,29 +60,60 @@ def pairs_between(grid: Grid, one: str, other: str) -> list[Pair]:
 
 
 def paired_table(runs: Sequence[Run]) -> Table:
-    """Differences of AA, BWT, and FM: one row per pair of runs, then their mean.
-
-    Args:
-        runs: Runs of one study.
-    """
-    pairs, references = pairs_of(runs), References.of(runs)
-    rows: list[tuple[Value, ...]] = []
-    marks: list[frozenset[str]] = []
-    printed: dict[str, list[float | None]] = {name: [] for name in DIFFERENCES}
-    for name in dict.fromkeys(pair.name for pair in pairs):
-        mine = [pair for pair in pairs if pair.name == name]
-        rows += [(name, order_label(p.one.order), p.one.seed, *(p.change(s) for s in DIFFERENCES)) for p in mine]
-        rows.append((name, "mean", f"n = {len(mine)}", *(mean_of(p.change(s) for p in mine) for s in DIFFERENCES)))
-        marks += [*(_unlearned(references, [p]) for p in mine), _unlearned(references, mine)]
-        for s in DIFFERENCES:
-            printed[s] += [*(_printed(p, s) for p in mine), None]
-    columns = (Column("difference"), Column("order"), Column("seed"), *(Column(s, signed=True) for s in DIFFERENCES))
+    """Differences of AA, BWT, and FM: one row per pair of runs, then their mean."""
+    groups: list[Group] = []
+    for name, mine in _by_name(runs).items():
+        groups += [((name, order_label(pair.one.order), pair.one.seed), [pair], True) for pair in mine]
+        groups.append(((name, "mean", f"n = {len(mine)}"), mine, False))
     note = (
         "Percentage points, first method minus second at the same order and seed; "
         "positive AA and BWT and negative FM favor the first."
     )
-    table = references.mark(Table("paired", "Paired differences", columns, tuple(rows), note).noting(_missing(runs)), marks)
-    return beside(table, printed, runs, printed_on=MISTRAL)
+    table = Table("paired", "Paired differences", tuple(map(Column, ("difference", "order", "seed"))), (), note)
+    return _filled(table, groups, DIFFERENCES, lambda pair, score: printed_pair(pair.name, pair.one.seed, score), runs)
+
+
+def learning_table(runs: Sequence[Run]) -> Table:
+    """Differences of learning accuracy in each pair: means over the seeds of an order, and over all."""
+    groups: list[Group] = []
+    for name, mine in _by_name(runs).items():
+        orders = dict.fromkeys(pair.one.order for pair in mine)
+        for order in orders:
+            same = [pair for pair in mine if pair.one.order == order]
+            groups.append(((name, order_label(order), len(same)), same, True))
+        groups += [((name, "all", len(mine)), mine, False)] if len(orders) > 1 else []
+    note = "Percentage points, mean over the pairs of runs at the same order and seed; negative: the first method learned less."
+    seeds = len(Grid.of(runs).seeds)
+    partial = frozenset(i for i, (_, mine, one_order) in enumerate(groups) if one_order and len(mine) < seeds)
+    columns = tuple(map(Column, ("difference", "order", "pairs")))
+    table = Table("learning", "Differences in learning accuracy", columns, (), note, partial)
+    return _filled(table, groups, ("LA",), lambda pair, _: printed_learning_change(pair.name), runs)
+
+
+Group = tuple[tuple[Value, ...], Sequence[Pair], bool]  # the first cells of a row, its pairs, and whether they have one order
+
+
+def _by_name(runs: Sequence[Run]) -> dict[str, list[Pair]]:
+    pairs: dict[str, list[Pair]] = {}
+    for pair in pairs_of(runs):
+        pairs.setdefault(pair.name, []).append(pair)
+    return pairs
+
+
+def _filled(
+    table: Table, groups: Sequence[Group], scores: Sequence[str], printed: Callable[[Pair, str], float | None], runs: Sequence[Run]
+) -> Table:
+    """The table with a row of mean differences for each group of pairs, marked, and the paper's beside those in order1."""
+    references = References.of(runs)
+    columns = (*table.columns, *(Column(name, signed=True) for name in scores))
+    rows = tuple((*cells, *(mean_of(pair.change(name) for pair in mine) for name in scores)) for cells, mine, _ in groups)
+    table = replace(table, columns=columns, rows=rows).noting(_missing(runs))
+    table = references.mark(table, [_unlearned(references, mine) for _, mine, _ in groups])
+    own = [one_order and paper_order(mine[0].one.order) == "order1" for _, mine, one_order in groups]
+    theirs = {
+        name: [printed(mine[0], name) if has else None for (_, mine, _), has in zip(groups, own, strict=True)] for name in scores
+    }
+    return beside(table, theirs, runs, printed_on=MISTRAL)
 
 
 def compared(grid: Grid) -> list[tuple[str, str]]:
@@ -110,14 +139,7 @@ def _within(few: Sequence[str], many: Sequence[str]) -> bool:
 
 
 def comparisons(runs: Sequence[Run]) -> dict[tuple[str, str, str], PairedTest]:
-    """Test every declared comparison of two methods that ran at the same orders and seeds, corrected for their number.
-
-    Args:
-        runs: Runs of one study.
-
-    Returns:
-        The method, the other method, and AA, LA, or FM -> the test of their paired differences.
-    """
+    """Test every declared comparison of two methods that ran at the same orders and seeds, corrected for their number."""
     grid = Grid.of(runs)
     changes: dict[tuple[str, str, str], dict[tuple[tuple[str, ...], int], float]] = {}
     for one, other in compared(grid):
@@ -130,14 +152,7 @@ def comparisons(runs: Sequence[Run]) -> dict[tuple[str, str, str], PairedTest]:
 
 
 def comparison_table(runs: Sequence[Run]) -> Table | None:
-    """Mean paired differences with intervals and tests, corrected for the number of comparisons.
-
-    Args:
-        runs: Runs of one study.
-
-    Returns:
-        The table; None if no declared comparison has both of its methods.
-    """
+    """Mean paired differences with intervals and tests, corrected for the number of comparisons."""
     found, references, grid = comparisons(runs), References.of(runs), Grid.of(runs)
     if not found:
         return None
@@ -179,42 +194,9 @@ def comparison_table(runs: Sequence[Run]) -> Table | None:
     return replace(table, unlearned=frozenset(unjudged)).noting(f"{DAGGER}: one of the two shows no learning.")
 
 
-def learning_table(runs: Sequence[Run]) -> Table:
-    """Differences of learning accuracy in each pair: means over the seeds of an order, and over all.
-
-    Args:
-        runs: Runs of one study.
-    """
-    pairs, rows, references = pairs_of(runs), [], References.of(runs)
-    printed: list[float | None] = []
-    marks: list[frozenset[str]] = []
-    for name in dict.fromkeys(pair.name for pair in pairs):
-        mine = [pair for pair in pairs if pair.name == name]
-        orders = list(dict.fromkeys(pair.one.order for pair in mine))
-        for order in orders:
-            changes = [pair.change("LA") for pair in mine if pair.one.order == order]
-            rows.append((name, order_label(order), len(changes), mean_of(changes)))
-            marks.append(_unlearned(references, [pair for pair in mine if pair.one.order == order]))
-            printed.append(printed_learning_change(name) if paper_order(order) == "order1" else None)
-        if len(orders) > 1:
-            rows.append((name, "all", len(mine), mean_of(pair.change("LA") for pair in mine)))
-            marks.append(_unlearned(references, mine))
-            printed.append(None)
-    columns = (Column("difference"), Column("order"), Column("pairs"), Column("LA", signed=True))
-    note = "Percentage points, mean over the pairs of runs at the same order and seed; negative: the first method learned less."
-    partial = frozenset(i for i, row in enumerate(rows) if row[1] != "all" and row[2] < len(Grid.of(runs).seeds))
-    table = Table("learning", "Differences in learning accuracy", columns, tuple(rows), note, partial).noting(_missing(runs))
-    table = references.mark(table, marks)
-    return beside(table, {"LA": printed}, runs, printed_on=MISTRAL)
-
-
 def _unlearned(references: References, pairs: Sequence[Pair]) -> frozenset[str]:
     """A difference of two scores means something where both methods learned."""
     return unlearned(references, [pair.one for pair in pairs]) | unlearned(references, [pair.other for pair in pairs])
-
-
-def _printed(pair: Pair, name: str) -> float | None:
-    return printed_pair(pair.name, pair.one.seed, name) if paper_order(pair.one.order) == "order1" else None
 
 
 def _missing(runs: Sequence[Run]) -> str:
@@ -231,80 +213,47 @@ def _missing(runs: Sequence[Run]) -> str:
     return f"Missing pairs: {'; '.join(gaps)}." if gaps else ""
 
 
-SCORES = ("AA", "LA", "BWT", "FM")
-
-
 def shared_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
-    """Projected displacement and a frozen B, alone and together; over all orders.
-
-    Args:
-        runs: Runs of one study.
-        others: Runs beside it, for the rows of references.
-    """
+    """Projected displacement and a frozen B, alone and together; over all orders."""
     methods = components_of("shared")
-    mine = _rows(runs, methods)
-
-    def printed(method: str, name: str) -> float | None:
-        """The paper's value."""
-        return printed_score("projected_family_components_qwen3_8b", method, name)
-
-    title, compared = "Components of the shared adapter", Grid.of(mine).is_paper
-    table = score_table(
-        "components-shared", title, mine, SCORES, printed=printed, compared=compared, others=(*_plain(runs), *others)
-    )
-    beside = any(column.heading.endswith(" paper") for column in table.columns)
+    mine = [run for run in runs if run.method in methods]
+    printed, title = partial(printed_score, "projected_family_components_qwen3_8b"), "Components of the shared adapter"
+    how: Any = {"printed": printed, "compared": Grid.of(mine).is_paper, "others": _plain(runs, others)}
+    table = score_table("components-shared", title, mine, tuple(BETTER), **how)
     told = "The paper's projected-lora and sfor are means over three orders; for the other two it does not say."
-    return _in_paper_order(table.noting_printed(told) if beside else table, methods, "")
+    beside = any(column.heading.endswith(" paper") for column in table.columns)
+    return _in_paper_order(table.noting_printed(told) if beside else table, methods)
 
 
 def cumulative_components(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
-    """Retraction, gradient and displacement projection, and the effective penalty; on order1 alone, as in the paper, if it was run.
-
-    Args:
-        runs: Runs of one study.
-        others: Runs beside it, for the rows of references.
-    """
+    """Retraction, both projections, and the effective penalty; on order1 alone if it was run, as in the paper."""
     methods = components_of("cumulative")
-    rows = _rows(runs, methods)
-    first = [run for run in rows if paper_order(run.order) == "order1"]
-    mine = first or rows
-
-    def printed(method: str, name: str) -> float | None:
-        """The paper's value."""
-        return printed_score("olora_components_qwen3_8b_order1", method, name)
-
-    title, beside = "Components of one block per task", (*_plain(runs), *others)
-    table = score_table("components-cumulative", title, mine, SCORES, printed=printed, compared=bool(first), others=beside)
-    told = "Only order1, as in the paper." if first and len(first) < len(rows) else ""
-    return _in_paper_order(table, methods, told)
+    mine = [run for run in runs if run.method in methods]
+    first = [run for run in mine if paper_order(run.order) == "order1"]
+    printed, title = partial(printed_score, "olora_components_qwen3_8b_order1"), "Components of one block per task"
+    how: Any = {"printed": printed, "compared": bool(first), "others": _plain(runs, others)}
+    table = score_table("components-cumulative", title, first or mine, tuple(BETTER), **how)
+    return _in_paper_order(table, methods, "Only order1, as in the paper." if first and len(first) < len(mine) else "")
 
 
 def components_of(family: str) -> tuple[str, ...]:
-    """Return the methods of a family that the paper's table of components has.
-
-    Args:
-        family: "shared" or "cumulative".
-    """
+    """Return the methods of a family that the paper's table of components has."""
     return tuple(name for name, method in METHODS.items() if method.entry.component and method.plan.family == family)
 
 
-def _plain(runs: Sequence[Run]) -> list[Run]:
-    """The study's runs whose first tasks were trained alone, which are not among the components."""
-    return [run for run in runs if run.method == PLAIN]
+def _plain(runs: Sequence[Run], others: Sequence[Run]) -> list[Run]:
+    """Runs for the rows of references: the study's whose first tasks were trained alone are not among the components."""
+    return [*(run for run in runs if run.method == PLAIN), *others]
 
 
-def _rows(runs: Sequence[Run], methods: Sequence[str]) -> list[Run]:
-    return [run for run in runs if run.method in methods]
-
-
-def _in_paper_order(table: Table, methods: Sequence[str], told: str) -> Table:
+def _in_paper_order(table: Table, methods: Sequence[str], told: str = "") -> Table:
     """The rows as the paper has them; methods that were not run are named."""
     there = [str(row[0]) for row in table.rows if row[0] in methods]
     absent = [method for method in methods if method not in there]
     missing = f"Not run: {', '.join(absent)}." if absent else ""
     below = range(len(there), len(table.rows))  # references, which stay where they are
     places = [*sorted(range(len(there)), key=lambda i: methods.index(there[i])), *below]
-    partial = frozenset(places.index(i) for i in table.partial)
-    unlearned = frozenset((places.index(i), heading) for i, heading in table.unlearned)
+    partial_rows = frozenset(places.index(i) for i in table.partial)
+    unlearned_cells = frozenset((places.index(i), heading) for i, heading in table.unlearned)
     rows = tuple(table.rows[i] for i in places)
-    return replace(table, rows=rows, partial=partial, unlearned=unlearned, groups=()).noting(told, missing)
+    return replace(table, rows=rows, partial=partial_rows, unlearned=unlearned_cells, groups=()).noting(told, missing)

@@ -7,7 +7,6 @@ have the official bytes, and if it was trained and tested on as many examples as
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from anchorlora.pages.labels import TASKS
 from anchorlora.pages.table import Table
@@ -53,8 +52,6 @@ def any_printed(values: Printed) -> bool:
 
 def _as_many_examples(run: Run) -> bool:
     """A trace is about training alone: how many examples it was tested on is nothing to it."""
-    ours, theirs = run.record.protocol.get("examples"), PUBLISHED["protocol"]
-    sizes: dict[str, Any] = ours if isinstance(ours, dict) else {}
-    found = [sizes[task] if isinstance(sizes.get(task), dict) else {} for task in run.order]
-    trained = [each.get("train") for each in found] == [theirs["train_examples"][task] for task in run.order]
-    return trained and (bool(run.trace) or all(each.get("test") == theirs["test_examples_per_task"] for each in found))
+    theirs, tested = PUBLISHED["protocol"], PUBLISHED["protocol"]["test_examples_per_task"]
+    trained = all(run.setting("examples", task, "train") == theirs["train_examples"][task] for task in run.order)
+    return trained and (bool(run.trace) or all(run.setting("examples", task, "test") == tested for task in run.order))

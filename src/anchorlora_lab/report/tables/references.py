@@ -139,7 +139,6 @@ def same_tests(run: Run, other: Run) -> bool:
 
 
 def _tests(run: Run) -> dict[str, Any]:
-    protocol, data = run.record.protocol, run.record.data
-    settings = {name: protocol.get(name) for name in ("evaluation", "metric", "own_wording")}
-    files = {path: file.sha256 for path, file in data.items() if path.split("/")[-1] in ("test.json", "labels.json")}
+    settings = {name: run.setting(name) for name in ("evaluation", "metric", "own_wording")}
+    files = {path: file.sha256 for path, file in run.record.data.items() if path.split("/")[-1] in ("test.json", "labels.json")}
     return {"tested": run.tested, "files": files, **settings}

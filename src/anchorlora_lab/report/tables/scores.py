@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from anchorlora.methods import METHODS
 from anchorlora.methods.entry import GROUPS, OUTSIDE
@@ -13,10 +12,10 @@ from anchorlora.pages.labels import order_label, paper_order
 from anchorlora.pages.table import Better, Column, Table
 from anchorlora.scores import Paired, mean_interval
 from anchorlora_lab.report.grid import Grid
-from anchorlora_lab.report.published import MISTRAL, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
+from anchorlora_lab.report.published import MISTRAL, QWEN, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
 from anchorlora_lab.report.records import Run, by_method, mean_of
 from anchorlora_lab.report.tables.paper import beside
-from anchorlora_lab.report.tables.pivot import METHOD, ORDER, Measure, N, average, by_run, pivot, spread
+from anchorlora_lab.report.tables.pivot import METHOD, ORDER, SEED, Measure, N, average, by_methods, pivot, spread
 from anchorlora_lab.report.tables.references import LEVELS, References
 
 BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
@@ -30,36 +29,13 @@ def score(run: Run, name: str) -> float | None:
 
 
 def main_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
-    """AA, BWT, and FM of each method: means over all its runs.
-
-    Args:
-        runs: Runs of one study.
-        others: Runs beside it, for the rows of references.
-
-    Example:
-        >>> from anchorlora_lab.report.tables import Column, Table
-        >>> from anchorlora_lab.report.writers import markdown
-        >>> columns = (Column("method"), Column("AA", better="higher"))
-        >>> print(markdown(Table("main", "Scores", columns, (("sfor", 80.45), ("o-lora-hard", 81.3)))))
-        ### Scores
-        <BLANKLINE>
-        | method      |        AA |
-        |-------------|-----------|
-        | sfor        |   *80.45* |
-        | o-lora-hard | **81.30** |
-        <BLANKLINE>
-    """
+    """AA, BWT, and FM of each method: means over all its runs."""
     scores, compared = ("AA", "BWT", "FM"), Grid.of(runs).is_paper
     return score_table("main", "Scores", runs, scores, printed=_of_all_orders, compared=compared, others=others)
 
 
 def complete_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
-    """The main table with learning accuracy (LA) added.
-
-    Args:
-        runs: Runs of one study.
-        others: Runs beside it, for the rows of references.
-    """
+    """The main table with learning accuracy (LA) added."""
     title, compared = "Scores with learning accuracy", Grid.of(runs).is_paper
     return score_table("complete", title, runs, tuple(BETTER), printed=_of_all_orders, compared=compared, others=others)
 
@@ -77,32 +53,22 @@ def score_table(
     """Means of scores over each method's runs; over a single order also standard deviations over its seeds."""
     grid, references = Grid.of(runs), References.of(runs, others)
     sd = grid.one_order and len(grid.seeds) > 1
-    intervals = {
-        (each, kind): [of(grid.of_method(method), name=each) for method in grid.methods]
-        for each in (scores if name != "main" else ("AA",))  # the main table is printed in terminals, too
-        for kind, of in INTERVALS.items()
-    }
-    intervals = {key: found for key, found in intervals.items() if any(found)}
     measures: list[Measure[Run]] = []
-    for score_name in scores:
-        measures += [(Column(score_name, better=BETTER[score_name]), average(partial(score, name=score_name)))]
-        measures += [(Column(f"{score_name} sd"), spread(partial(score, name=score_name)))] if sd else []
-        measures += [
-            (Column(f"{each} 95 % {kind}"), partial(_ends, at=dict(zip(grid.methods, found, strict=True)), signed=each == "BWT"))
-            for (each, kind), found in intervals.items()
-            if each == score_name
-        ]
+    told: list[str] = []
+    for each in scores:
+        value = partial(score, name=each)
+        measures += [(Column(each, better=BETTER[each]), average(value)), *([(Column(f"{each} sd"), spread(value))] if sd else [])]
+        for kind, (of, note) in INTERVALS.items() if name != "main" or each == "AA" else ():  # it is printed in terminals, too
+            found = {method: ends(of(grid.of_method(method), name=each), signed=each == "BWT") for method in grid.methods}
+            if any(found.values()):
+                measures.append((Column(f"{each} 95 % {kind}"), lambda mine, found=found: found[mine[0].method]))  # type: ignore[misc]
+                told.append(note)
     title = f"{title}: means over {_amount(len(grid.orders), 'order')} and {_amount(len(grid.seeds), 'seed')}"
-    groups, runs_column = map(grid.of_method, grid.methods), (Column("runs"), lambda mine: grid.count(mine[0].method))
-    table = pivot(name, title, groups, [METHOD, runs_column, *measures], UNITS_NOTE, grid.partial)
-    table = table.noting("sd: sample standard deviation (ddof 1) over the seeds." if sd else "", grid.note, tuned_note(runs))
-    table = table.noting(*(INTERVAL_NOTES[kind] for kind in INTERVALS if any(each == kind for _, each in intervals)))
-    table = references.mark(table, [unlearned(references, grid.of_method(method)) for method in grid.methods])
-    table = grouped(references.below(table))
-    if not compared:
-        return table
-    theirs = {score_name: [printed(method, score_name) for method in grid.methods] for score_name in scores}
-    return beside(table, theirs, runs)
+    note = UNITS_NOTE + (" sd: sample standard deviation (ddof 1) over the seeds." if sd else "")
+    table = by_methods(name, title, grid, measures, note).noting(tuned_note(runs), *dict.fromkeys(told))
+    table = grouped(references.below(marked(table, references, grid.groups)))
+    theirs = {each: [printed(method, each) for method in grid.methods] for each in scores}
+    return beside(table, theirs, runs) if compared else table
 
 
 def interval_over_runs(runs: Sequence[Run], *, name: str = "AA") -> tuple[float, float] | None:
@@ -147,17 +113,15 @@ def ends(interval: tuple[float, float] | None, *, signed: bool = False) -> str |
     return None if interval is None else f"{interval[0]:{form}} to {interval[1]:{form}}"
 
 
-def _ends(runs: Sequence[Run], *, at: Mapping[str, tuple[float, float] | None], signed: bool) -> str | None:
-    return ends(at[runs[0].method], signed=signed)
-
-
-INTERVALS: dict[str, Callable[..., tuple[float, float] | None]] = {
-    "runs": interval_over_runs,
-    "examples": interval_over_examples,
-}
-INTERVAL_NOTES = {
-    "runs": "95 % runs: interval of the mean over orders and seeds, which assumes only symmetry (six runs at least).",
-    "examples": "95 % examples: interval of the same mean over test examples (bootstrap within each task).",
+INTERVALS: dict[str, tuple[Callable[..., tuple[float, float] | None], str]] = {  # what an interval is over -> how, and a note
+    "runs": (
+        interval_over_runs,
+        "95 % runs: interval of the mean over orders and seeds, which assumes only symmetry (six runs at least).",
+    ),
+    "examples": (
+        interval_over_examples,
+        "95 % examples: interval of the same mean over test examples (bootstrap within each task).",
+    ),
 }
 
 
@@ -177,7 +141,7 @@ def tuned_note(runs: Sequence[Run]) -> str:
     """Return a sentence on the strengths that were selected for these runs, beside those that the paper printed its values for."""
     told = []
     for method, mine in by_method(runs).items():
-        tuned: Any = mine[0].record.protocol.get("tuned")
+        tuned = mine[0].setting("tuned")
         tunable = METHODS[method].entry.tunable if method in METHODS else None
         printed_at = {tunable.parameter: tunable.printed_at} if tunable and tunable.printed_at is not None else {}
         for name, value in tuned.items() if isinstance(tuned, dict) else ():
@@ -191,71 +155,65 @@ def unlearned(references: References, runs: Sequence[Run]) -> frozenset[str]:
     return references.unlearned(*(mean_of(score(run, name) for run in runs) for name in ("AA", "LA")))
 
 
-def order_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
-    """AA of each method by order: means over the order's seeds; "all": mean over all runs.
+def marked(
+    table: Table, references: References, groups: Iterable[Sequence[Run]], headings: Mapping[str, str] | None = None
+) -> Table:
+    """Return a table of groups of runs with the scores marked that show no learning."""
+    return references.mark(table, [unlearned(references, group) for group in groups], headings)
 
-    Args:
-        runs: Runs of one study.
-        others: Runs beside it, for the rows of references.
-    """
+
+def order_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
+    """AA of each method by order: means over the order's seeds; "all": mean over all runs."""
     grid, references = Grid.of(runs), References.of(runs, others)
-    names = [order_label(order) for order in grid.orders]
-    printed = {name: [printed_by_order(m, name) for m in grid.methods] for name in names}
-    orders: list[tuple[str, tuple[str, ...] | None]] = [*zip(names, grid.orders, strict=True), ("all", None)]
+    within = {order_label(order): {order} for order in grid.orders} | ({} if grid.one_order else {"all": set(grid.orders)})
     measures: list[Measure[Run]] = [
         METHOD,
         (Column("seeds"), lambda mine: "+".join(str(sum(run.order == order for run in mine)) for order in grid.orders)),
-        *((Column(name, better="higher"), partial(_mean_aa, order=order)) for name, order in orders),
+        *((Column(name, better="higher"), partial(_mean_aa, orders=orders)) for name, orders in within.items()),
     ]
-    if grid.is_paper:
-        printed["all"] = [printed_by_order(method, "avg") for method in grid.methods]
     note = "Percent. seeds: number of seeds behind each order's mean" + ("." if grid.one_order else "; all: mean over all runs.")
-    groups = [grid.of_method(method) for method in grid.methods]
-    table = pivot("by-order", "AA by order", groups, measures, note, grid.partial).noting(grid.note, tuned_note(runs))
-    for name, order in orders:
-        found = [[run for run in grid.of_method(method) if order in (None, run.order)] for method in grid.methods]
-        table = references.mark(table, [unlearned(references, mine) for mine in found], {"AA": name})
-    table = grouped(references.below(table))
-    return beside(table.without("all") if grid.one_order else table, printed, runs)
+    table = pivot("by-order", "AA by order", grid.groups, measures, note, grid.partial).noting(grid.note, tuned_note(runs))
+    for name, orders in within.items():
+        table = marked(table, references, [[run for run in mine if run.order in orders] for mine in grid.groups], {"AA": name})
+    printed = {name: [printed_by_order(m, "avg" if name == "all" else name) for m in grid.methods] for name in within}
+    return beside(grouped(references.below(table)), printed if grid.is_paper else {**printed, "all": []}, runs)
 
 
 def seed_table(runs: Sequence[Run]) -> Table:
-    """The scores of every run.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """The scores of every run."""
     grid = Grid.of(runs)
-    measures: list[Measure[Run]] = [(Column(name), lambda mine, name=name: score(mine[0], name)) for name in BETTER]  # type: ignore[misc]
-    listed = [run for method in grid.methods for run in grid.of_method(method)]
-    printed = {name: [_of_seed(run, name) for run in listed] for name in BETTER}
-    references = References.of(runs)
-    table = by_run("by-seed", "Scores of every run", grid, measures, UNITS_NOTE).noting(grid.note)
-    table = references.mark(table, [unlearned(references, [run]) for run in listed])
-    return beside(table, printed, runs, printed_on=MISTRAL)
+    measures = [METHOD, ORDER, SEED, *((Column(name), average(partial(score, name=name))) for name in BETTER)]
+    groups = [[run] for mine in grid.groups for run in mine]
+    table = pivot("by-seed", "Scores of every run", groups, measures, UNITS_NOTE).noting(grid.note)
+    return _of_groups(table, groups, runs, _of_seed, {name: name for name in BETTER}, printed_on=MISTRAL)
 
 
 def deviation_table(runs: Sequence[Run]) -> Table:
-    """Sample standard deviations of the scores over the seeds of one order.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Sample standard deviations of the scores over the seeds of one order."""
     grid = Grid.of(runs)
-    groups = [[r for r in grid.of_method(m) if r.order == order] for m in grid.methods for order in grid.orders]
-    groups = [mine for mine in groups if mine]
+    groups = [group for mine in grid.groups for order in grid.orders if (group := [run for run in mine if run.order == order])]
     measures = [METHOD, ORDER, N, *((Column(f"{name} sd"), spread(partial(score, name=name))) for name in BETTER)]
-    printed = {f"{name} sd": [_seed_sd(mine[0], name) for mine in groups] for name in BETTER}
     short = frozenset(i for i, mine in enumerate(groups) if len(mine) < len(grid.seeds))
     note = "Percentage points; sample standard deviation (ddof 1) over the n seeds of one order."
-    references = References.of(runs)
     table = pivot("seed-sd", "Standard deviations over seeds", groups, measures, note, short).noting(grid.note)
-    table = references.mark(table, [unlearned(references, mine) for mine in groups], {name: f"{name} sd" for name in BETTER})
-    return beside(table, printed, runs)
+    return _of_groups(table, groups, runs, _seed_sd, {name: f"{name} sd" for name in BETTER})
 
 
-def _mean_aa(runs: Sequence[Run], *, order: tuple[str, ...] | None) -> float | None:
-    return mean_of(score(run, "AA") for run in runs if order in (None, run.order))
+def _of_groups(
+    table: Table,
+    groups: Sequence[Sequence[Run]],
+    runs: Sequence[Run],
+    printed: Callable[[Run, str], float | None],
+    headings: Mapping[str, str],
+    printed_on: str = QWEN,
+) -> Table:
+    """A table of scores, marked, with the paper's values of each group beside them."""
+    theirs = {heading: [printed(mine[0], name) for mine in groups] for name, heading in headings.items()}
+    return beside(marked(table, References.of(runs), groups, headings), theirs, runs, printed_on=printed_on)
+
+
+def _mean_aa(runs: Sequence[Run], *, orders: set[tuple[str, ...]]) -> float | None:
+    return mean_of(score(run, "AA") for run in runs if run.order in orders)
 
 
 def _of_all_orders(method: str, name: str) -> float | None:

@@ -38,11 +38,7 @@ PRINTED = {
 
 
 def orders_table(runs: Sequence[Run]) -> Table:
-    """The tasks of each order, in training order.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """The tasks of each order, in training order."""
     orders = Grid.of(runs).orders
     columns = (Column("order"), *(Column(f"task {i + 1}") for i in range(max(map(len, orders)))))
     rows = tuple((order_label(order) if paper_order(order) else f"custom {i}", *order) for i, order in enumerate(orders, 1))
@@ -53,11 +49,7 @@ def orders_table(runs: Sequence[Run]) -> Table:
 
 
 def settings_table(runs: Sequence[Run]) -> Table:
-    """Every setting that the runs share; beside the paper's value if the model and data are the paper's.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """Every setting that the runs share; beside the paper's value if the model and data are the paper's."""
     free = (*OWNED, *(field for field in NOTED if field.startswith("protocol.")))
     protocol = leaves(runs[0].record, fields=("protocol",))
     shared = {path: value for path, value in protocol.items() if not any(path == f or path.startswith(f"{f}.") for f in free)}
@@ -69,14 +61,10 @@ def settings_table(runs: Sequence[Run]) -> Table:
 
 
 def methods_table(runs: Sequence[Run]) -> Table:
-    """The definition of each method, and the strength selected for it, if any.
-
-    Args:
-        runs: Runs of one study.
-    """
+    """The definition of each method, and the strength selected for it, if any."""
     rows = []
     for method, mine in by_method(runs).items():
-        tuned: Any = mine[0].record.protocol.get("tuned")
+        tuned = mine[0].setting("tuned")
         rows.append((method, len(mine), mine[0].record.method.definition, _told(tuned) if tuned else None))
     columns = (Column("method"), Column("runs"), Column("definition"), Column("tuned"))
     table = Table("methods", "Methods", columns, tuple(rows))
