@@ -61,7 +61,7 @@ def test_snapshot_is_the_mean_of_the_base_model_and_of_what_was_trained(data, tm
     found = verdict(out)
     assert not found["protection"]["exact"]
     rho = share(change(out), read_cores(out / "skill/before/cores.safetensors"))
-    assert f"snapshot keeps no directions exactly: {100 * rho:.0f} % of the change lies on those of what was to be kept" in str(
+    assert f"snapshot protects nothing exactly: {100 * rho:.0f} % of the change touches what was to be kept" in str(
         found["sentences"]
     )
     assert "Any answer may change" in (out / "index.html").read_text()
