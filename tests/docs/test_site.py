@@ -52,3 +52,10 @@ def test_every_field_of_a_recipe_has_a_row_with_its_meaning():
     fields = [name for part in standard_cl().model_dump().values() if isinstance(part, dict) for name in part]
     assert [row[0].strip("`") for row in rows] == fields
     assert [row[0] for row in rows if not row[1]] == []
+
+
+def test_every_page_says_how_to_get_a_search():
+    """Browsers run no search in pages that are opened from disk."""
+    assert re.search(
+        r"^copyright: .* no search\. .*http\.server -d build/site", (API.parents[1] / "mkdocs.yml").read_text(), flags=re.M
+    )
