@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from anchorlora.data.prompts import Example
-from anchorlora.data.samples import Sample
+from anchorlora.data.samples import Example, Sample
 from anchorlora.errors import InvalidValue
 
 
