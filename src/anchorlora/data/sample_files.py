@@ -13,10 +13,9 @@ from typing import Any
 
 from anchorlora.data.examples import question_of
 from anchorlora.data.manifest import OWN, FileFacts, facts_of
-from anchorlora.data.prompts import Example
 from anchorlora.data.rows import iterated, samples_of
-from anchorlora.data.samples import Sample
-from anchorlora.errors import InvalidValue
+from anchorlora.data.samples import Example, Sample
+from anchorlora.errors import InvalidValue, message_of
 from anchorlora.paths import expanded
 
 Rows = Iterator[tuple[str, Any]]
@@ -156,8 +155,7 @@ def _foreign(path: Path | str, opened: Any, *, remedy: str = f"data is {KINDS}")
                 yield f"{path}, row {number}", row
             return
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InvalidValue(f"{path}: not readable after row {number}: {reason:.200}; {remedy}") from None
+        raise InvalidValue(f"{path}: not readable after row {number}: {message_of(error):.200}; {remedy}") from None
     raise InvalidValue(f"{path} holds several splits ({', '.join(rows)}); give one of them, as {path}/{next(iter(rows), 'train')}")
 
 
