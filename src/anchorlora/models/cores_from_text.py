@@ -190,12 +190,12 @@ def cores_from_data(
 Watch = Callable[[int, int], None]  # is told how many texts are read, and of how many
 
 
-def unwatched(done: int, total: int) -> None:
+def ignore(done: int, total: int) -> None:
     """Take no notice of texts."""
 
 
 def cores_of_samples(
-    adapted: Any, tokenizer: Any, samples: Sequence[Sample], rule: CoreRule, *, device: torch.device, watch: Watch = unwatched
+    adapted: Any, tokenizer: Any, samples: Sequence[Sample], rule: CoreRule, *, device: torch.device, watch: Watch = ignore
 ) -> MadeCores:
     """Make the cores of a model that is loaded."""
     store, used = _read(adapted, tokenizer, samples, rule, device=device, watch=watch)
