@@ -11,10 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from anchorlora.data.examples import question_of
 from anchorlora.data.manifest import OWN, FileFacts, facts_of
 from anchorlora.data.rows import iterated, samples_of
-from anchorlora.data.samples import Example, Sample
+from anchorlora.data.samples import Sample
 from anchorlora.errors import InvalidValue, message_of
 from anchorlora.paths import expanded
 
@@ -35,19 +34,9 @@ def read_samples(
     return list(samples_in(str(data), column=column, limit=limit))
 
 
-def read_questions(path: Path | str) -> list[Example]:
-    """Return the prompts of a file or folder with their right answers, all of them checked."""
-    return [question_of(sample) for sample in iterated(_rows(str(path)), source=str(path), mixed=True)]
-
-
 def samples_in(place: str, *, column: str | None = None, limit: int | None = None) -> Iterator[Sample]:
     """Yield the samples of a file, a folder or a data set of the hub, one by one."""
-    yield from iterated(_rows(place), source=place, column=column, limit=limit)
-
-
-def rows_in(place: str) -> Rows:
-    """Yield the rows of a file, a folder or a data set of the hub as they stand, each with its place."""
-    return _rows(place)
+    yield from iterated(rows_in(place), source=place, column=column, limit=limit)
 
 
 def facts_of_data(place: str) -> FileFacts:
@@ -56,12 +45,13 @@ def facts_of_data(place: str) -> FileFacts:
     if path.is_file():
         return facts_of(path, largest=LARGEST_ROWS)
     digest = hashlib.sha256()
-    for _, row in _rows(place):
+    for _, row in rows_in(place):
         digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
     return FileFacts(path, digest.hexdigest(), "", OWN)
 
 
-def _rows(place: str) -> Rows:
+def rows_in(place: str) -> Rows:
+    """Return the rows of a file, a folder or a data set of the hub as they stand, each with its place."""
     path = expanded(place)
     hub = None if path.exists() else HUB.fullmatch(place)
     if hub is not None:
