@@ -461,7 +461,7 @@ def test_an_interrupted_run_says_that_it_can_go_on(monkeypatch, small_model, sma
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("anchorlora.continual.sequence.learn", stop)
+    monkeypatch.setattr("anchorlora.continual.sequence.learning", stop)
     command = ["run", "standard-cl", "--method", "sfor", *FAST, "--model", str(small_model), "--data", str(small_benchmark)]
     assert main([*command, "--out", str(tmp_path / "r")]) == 75
     assert "the same command continues" in capsys.readouterr().err
