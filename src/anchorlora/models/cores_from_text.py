@@ -161,7 +161,7 @@ def cores_from_data(
     folder = None if adapter is None else Path(adapter)
     if folder is not None:
         refuse_altered(folder)
-        read_adapter(folder)
+        read_adapter(folder, beside={})
     if (data is None) is (own is None):
         raise InvalidValue("cores are made from text or from what the model writes itself: give one of them")
     samples = [] if data is None else read_samples(data, column=column, limit=limit)
