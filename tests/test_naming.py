@@ -7,10 +7,12 @@ from pathlib import Path
 import anchorlora
 
 SOURCE = Path(anchorlora.__file__).parent
-ROOMS = ("geometry", "adapters", "features", "constraints", "methods", "measurement", "integrations")
+ROOMS = ("geometry", "adapters", "features", "models", "constraints", "methods")
+ROOMS += ("continual", "measurement", "store", "runs", "integrations")
 EMPTY = {"found", "place", "each", "mine", "theirs", "said", "told"}
 # functions of a module that return a value of another shape, as `sorted` does
 VALUES = {"truncated", "folded", "fitted", "declared", "moved_by", "unprotected", "shown", "named", "_named"}
+VALUES |= {"padded", "packed", "sealed", "checked", "upgraded", "indexed", "described", "tracked", "_undisturbed"}
 PARTICIPLE = re.compile(
     r"_?([a-z]*(?<![ens])ed|made|kept|found|said|told|left|known|taken|given|seen|drawn|lost|held)(_(up|by|to|off|out|from|in|as|at|of))?$"
 )

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 import oracle
 from anchorlora import Scores
-from anchorlora.scores import Paired, mean_interval, paired_tests
+from anchorlora.scores import Paired
+from anchorlora_lab.report.paired_tests import mean_interval, paired_tests
 
 triangles = st.integers(2, 6).flatmap(
     lambda n: st.tuples(*[st.lists(st.floats(0, 100), min_size=t, max_size=t) for t in range(1, n + 1)])

@@ -9,8 +9,8 @@ from functools import cache
 
 from tabulate import tabulate
 
-from anchorlora.scores import mean_interval, paired_tests
 from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.paired_tests import mean_interval, paired_tests
 from anchorlora_lab.report.published import printed_endpoint
 from anchorlora_lab.report.records import find_runs, mean
 from anchorlora_lab.report.tables.mechanism import correlation_table, gradient_table

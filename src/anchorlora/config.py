@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -93,12 +93,23 @@ TaskName = Annotated[str, AfterValidator(name_of_task)]
 Order = Annotated[tuple[TaskName, ...], Field(min_length=1)]
 
 
+Part = TypeVar("Part", bound="Settings")
+
+
 class Settings(BaseModel):
     """Base class of all parts of a configuration: immutable, with no unknown fields and no infinite numbers."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, hide_input_in_errors=True
     )  # input is hidden in errors: it may contain a password
+
+    @classmethod
+    def read(cls: type[Part], content: Any, where: str) -> Part:
+        """Return content as a value of this class, or refuse it in one line that begins with where it is from."""
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise explained(error, where) from None
 
 
 class TaskSettings(Settings):
@@ -308,16 +319,12 @@ class RunConfig(Settings):
 
 def base_model_of(where: str, **settings: Any) -> BaseModelSettings:
     """Return the settings of a base model that a file or the command line names."""
-    try:
-        return BaseModelSettings.model_validate(settings)
-    except ValidationError as error:
-        raise explained(error, where) from None
+    return BaseModelSettings.read(settings, where)
 
 
-def on_model(settings: BaseModelSettings, model: str, *, where: str = "--model", **settings_too: Any) -> BaseModelSettings:
+def on_model(settings: BaseModelSettings, model: str) -> BaseModelSettings:
     """Return settings for another model; the earlier model's revision and code are dropped."""
-    other = {"model": model, "revision": None, "trust_remote_code": None}
-    return base_model_of(where, **{**settings.model_dump(), **other, **settings_too})
+    return base_model_of("--model", **settings.model_dump() | {"model": model, "revision": None, "trust_remote_code": None})
 
 
 def leaves(part: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -332,8 +339,8 @@ def leaves(part: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def differences(ours: BaseModel, theirs: BaseModel) -> list[str]:
     """Return the fields in which two configurations differ."""
-    mine, other = dict(leaves(ours)), dict(leaves(theirs))
-    return [f"{path}: {mine[path]!r} -> {other[path]!r}" for path in mine if mine[path] != other[path]]
+    other = dict(leaves(theirs))
+    return [f"{path}: {value!r} -> {other[path]!r}" for path, value in leaves(ours) if value != other[path]]
 
 
 def explained(error: ValidationError, where: str) -> InvalidValue:
@@ -360,10 +367,7 @@ def _changed(recipe: Recipe, settings: Mapping[str, Any], where: str) -> Recipe:
         for parent in parents:
             place = place[parent]
         place[leaf] = None if value in ("none", "null", "None") else _listed(value, place[leaf])
-    try:
-        return Recipe.model_validate(content)
-    except ValidationError as error:
-        raise explained(error, where if settings else recipe.name) from None
+    return Recipe.read(content, where if settings else recipe.name)
 
 
 def _listed(value: Any, old: Any) -> Any:

@@ -58,6 +58,11 @@ def device_name(device: torch.device) -> str:
     return ask(device) if ask else device.type
 
 
+def type_name(dtype: torch.dtype) -> str:
+    """Return the name of a type without "torch."."""
+    return str(dtype).removeprefix("torch.")
+
+
 def has_bfloat16(device: torch.device) -> bool:
     """Return True if an accelerator reports that it computes in bfloat16; False for the CPU, which is not asked."""
     import torch

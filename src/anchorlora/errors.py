@@ -77,3 +77,8 @@ class UserFileFailed(AnchorloraError, RuntimeError):
 
 class ProtectionLost(Stopped):
     """A condition that the method promises no longer holds on the live parameters."""
+
+
+def message_of(error: BaseException) -> str:
+    """Return the first line of an error's message, or its kind where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

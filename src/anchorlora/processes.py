@@ -17,6 +17,7 @@ from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
     import torch
+    from accelerate import Accelerator
     from torch import Tensor, nn
 
 T = TypeVar("T")
@@ -212,6 +213,32 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+def accelerator_on(device: torch.device) -> Accelerator:
+    """Return Accelerate's view of a device, for a model that is there already.
+
+    Once a process has an Accelerate state it stays, whatever device that names.
+    """
+    from accelerate import Accelerator
+    from accelerate.state import is_initialized
+
+    fresh = not is_initialized()
+    # the recipe's dtype is what a record names, so a launcher's mixed precision plays no part
+    precision = "no" if fresh else None
+    return Accelerator(cpu=fresh and device.type == "cpu", mixed_precision=precision, device_placement=False)
+
+
+def processes_on(device: torch.device) -> Processes:
+    """Return the processes that a launcher has started for one run, connected; one by itself without a launcher."""
+    refuse_other_launchers()
+    if launched() == 1:
+        return ALONE
+    if device.index is not None:
+        raise InvalidValue(f"{launched()} processes cannot all use {device}; leave the number out, or set device=auto")
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # or transformers reads nothing in all processes but one
+    accelerator = accelerator_on(device)
+    return Processes(accelerator.process_index, accelerator.num_processes, accelerator.device, sharding())
 
 
 @contextmanager

@@ -16,9 +16,7 @@ import math
 import random
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from statistics import NormalDist, mean, pvariance, variance
-from typing import Any
+from statistics import NormalDist, fmean, mean, pvariance, variance
 
 from anchorlora.errors import InvalidValue
 
@@ -86,18 +84,18 @@ class Scores:
     @property
     def average(self) -> float:
         """AA, final average accuracy in percent: the mean of the last row."""
-        return _mean(self.a[-1])
+        return fmean(self.a[-1])
 
     @property
     def learning(self) -> float:
         """LA, accuracy right after training in percent: the mean of the diagonal."""
-        return _mean([row[-1] for row in self.a])
+        return fmean([row[-1] for row in self.a])
 
     @property
     def backward_transfer(self) -> float | None:
         """BWT in percentage points, from the last row and the diagonal; negative means forgetting.  None for a single task."""
         last = self.a[-1]
-        return _mean([last[i] - self.a[i][i] for i in range(len(last) - 1)]) if len(last) > 1 else None
+        return fmean([last[i] - self.a[i][i] for i in range(len(last) - 1)]) if len(last) > 1 else None
 
     def forward_transfer(self, alone: Sequence[float]) -> float:
         """Return FWT in percentage points: accuracy right after training on a task, less that of a model trained on it alone.
@@ -117,7 +115,7 @@ class Scores:
         """
         if len(alone) != len(self.a):
             raise InvalidValue(f"{len(self.a)} tasks need as many accuracies of single-task runs, not {len(alone)}")
-        return _mean([row[-1] - value for row, value in zip(self.a, alone, strict=True)])
+        return fmean([row[-1] - value for row, value in zip(self.a, alone, strict=True)])
 
     @property
     def forgetting(self) -> float | None:
@@ -127,7 +125,7 @@ class Scores:
         """
         last = self.a[-1]
         best = [max(row[i] for row in self.a[i:-1]) for i in range(len(last) - 1)]
-        return _mean([b - final for b, final in zip(best, last, strict=False)]) if best else None
+        return fmean([b - final for b, final in zip(best, last, strict=False)]) if best else None
 
     def as_dict(self) -> dict[str, float | None]:
         """Return all scores under the paper's abbreviations.
@@ -140,78 +138,8 @@ class Scores:
         return {"AA": self.average, "LA": self.learning, "BWT": self.backward_transfer, "FM": self.forgetting}
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)  # exact: sum() rounds differently from one version of Python to the next
-
-
 DRAWS = 2000
 LIMIT = 5000
-
-
-EXACT = 12  # pairs whose signs are all tried; of more, PATTERNS are drawn
-PATTERNS = 4096
-
-
-@dataclass(frozen=True)
-class PairedTest:
-    """Whether a mean of paired differences differs from zero, by flipping their signs."""
-
-    n: int
-    mean: float
-    interval: tuple[float, float] | None
-    p: float  # share of sign patterns whose mean is as far from zero
-    adjusted: float
-
-
-def paired_tests(comparisons: Sequence[Mapping[Any, float]], *, level: float = 0.95) -> list[PairedTest]:
-    """Return a test of each comparison, corrected for their number.
-
-    If two methods are alike, each difference of two runs that share everything else could as well have had the other sign. No other
-    distribution is assumed. The signs of a pair are flipped in all comparisons together, so that those which nearly repeat each
-    other cost little; as in Holm's correction, the comparison with the largest ratio of mean to standard error is corrected for
-    all, the next for all but it, and so on.
-    """
-    if not all(comparisons):
-        raise InvalidValue("a comparison has no pairs")
-    names = list(dict.fromkeys(name for changes in comparisons for name in changes))
-    patterns = [dict(zip(names, signs, strict=True)) for signs in _patterns(len(names))]
-    ratios = [_ratios(changes, patterns) for changes in comparisons]  # the first pattern flips nothing
-    adjusted, largest, least = [0.0] * len(ratios), [0.0] * len(patterns), sorted(range(len(ratios)), key=lambda j: ratios[j][0])
-    for j in least:
-        largest = [max(pair) for pair in zip(largest, ratios[j], strict=True)]
-        adjusted[j] = _share(largest, ratios[j][0])
-    for j, larger in zip(least[-2::-1], least[:0:-1], strict=True):
-        adjusted[j] = max(adjusted[j], adjusted[larger])
-    return [
-        PairedTest(len(c), _mean(list(c.values())), _typical(list(c.values()), level), _share(found, found[0]), adjusted[j])
-        for j, (c, found) in enumerate(zip(comparisons, ratios, strict=True))
-    ]
-
-
-def _patterns(n: int) -> list[tuple[int, ...]]:
-    """Signs of n pairs, the first pattern all plus: all of them, or as many drawn."""
-    if n <= EXACT:
-        return list(product((1, -1), repeat=n))
-    draw = random.Random(0)
-    return [(1,) * n, *(tuple(draw.choices((1, -1), k=n)) for _ in range(PATTERNS - 1))]
-
-
-def _ratios(changes: Mapping[Any, float], patterns: Sequence[Mapping[Any, int]]) -> list[float]:
-    """|sum| over the root of the sum of squares, for each pattern: it grows with |mean| over its standard error."""
-    size = math.sqrt(math.fsum(value**2 for value in changes.values())) or 1.0
-    return [abs(math.fsum(signs[name] * value for name, value in changes.items())) / size for signs in patterns]
-
-
-def _share(found: Sequence[float], least: float) -> float:
-    return sum(value >= least - 1e-12 for value in found) / len(found)
-
-
-def _typical(changes: Sequence[float], level: float) -> tuple[float, float] | None:
-    """Hartigan's typical values: means of all parts of the sample, between which the true mean lies with equal probability."""
-    parts = _patterns(len(changes))
-    means = sorted(_mean(part) for signs in parts[1:] if (part := [c for c, s in zip(changes, signs, strict=True) if s < 0]))
-    outside = math.floor((1 - level) / 2 * len(parts) + 1e-9)
-    return (means[outside - 1], means[-outside]) if outside else None
 
 
 @dataclass(frozen=True)
@@ -266,7 +194,7 @@ class Paired:
         """
         changes = self.by_task(self.changes)
         if self.n > LIMIT:
-            middle = _mean([_mean(part) for part in changes.values()])
+            middle = fmean([fmean(part) for part in changes.values()])
             spread = math.sqrt(math.fsum(pvariance(part) / len(part) for part in changes.values())) / len(changes)
             reach = NormalDist().inv_cdf((1 + level) / 2) * spread
             return middle - reach, middle + reach
@@ -306,11 +234,6 @@ def _drawn_means(groups: Sequence[Sequence[float]]) -> list[float]:
         for of, part in zip(values, parts, strict=True):
             means[draws] += of[(part * len(of)).astype(int)].mean(axis=1) / len(values)
     return sorted(means.tolist())
-
-
-def mean_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, float] | None:
-    """Return an interval of the mean of a few independent values, such as the scores of runs; it assumes symmetry alone."""
-    return _typical(values, level) if values else None
 
 
 def most_share(events: int, n: int, *, level: float = 0.95) -> float:

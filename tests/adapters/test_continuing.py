@@ -6,7 +6,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 import models
 from anchorlora import AdapterStack, Freeze, ProjectDisplacement, Retract, Subspace, measure, protect
-from anchorlora.adapters import attach, read_adapter
+from anchorlora.adapters import attach, detach, read_adapter
 from anchorlora.geometry import Product
 from anchorlora.measurement.adapters import layers
 
@@ -100,6 +100,46 @@ def test_layers_that_peft_chose_by_expressions_and_numbers_are_those_that_go_on(
     assert measure(anchor).exact
     blocks.save(tmp_path / "both")
     assert close(logits(blocks.model), logits(PeftModel.from_pretrained(base(), str(tmp_path / "both"))))
+
+
+WHOLE = {
+    "a head": {"modules_to_save": ["lm_head"]},
+    "a norm and an embedding": {"modules_to_save": ["model.norm", "embed_tokens"]},
+    "new rows": {"trainable_token_indices": {"embed_tokens": [60, 61]}},
+    "new rows in a list": {"trainable_token_indices": [3]},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("options", WHOLE.values(), ids=WHOLE)
+def test_whole_weights_that_come_with_an_adapter_are_put_on_kept_and_saved_again(options, tied, tmp_path):
+    def bare():
+        torch.manual_seed(3)
+        return models.qwen3(tie_word_embeddings=tied)
+
+    model = get_peft_model(bare(), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **options))
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.requires_grad and "lora" not in name:
+                p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(4)))
+    model.save_pretrained(str(tmp_path / "old"), save_embedding_layers=False)
+    before = logits(PeftModel.from_pretrained(bare(), str(tmp_path / "old")))
+    base = bare()
+    own = logits(base)
+    assert close(before, logits(attach(base, tmp_path / "old")))
+    detach(base)
+    assert torch.equal(logits(base), own), "nothing below was written to"
+    blocks = AdapterStack.continuing(bare(), tmp_path / "old", rank=4)
+    assert close(before, logits(blocks.model))
+    anchor = blocks.anchor(cores=cores(blocks))
+    learn(blocks, anchor, [Retract("A"), ProjectDisplacement("A")])
+    assert measure(anchor).exact
+    assert measure(anchor).unprotected == ()
+    blocks.save(tmp_path / "both")
+    assert close(logits(blocks.model), logits(PeftModel.from_pretrained(bare(), str(tmp_path / "both"))))
+    with pytest.raises(ValueError, match="a whole weight beside the factors .* and nothing else"):
+        read_adapter(tmp_path / "both")
 
 
 def test_the_seed_decides_where_the_new_block_starts(tmp_path):

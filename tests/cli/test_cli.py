@@ -112,6 +112,22 @@ def test_commands_of_the_laboratory_say_in_one_line_how_to_get_it(library, monke
     assert [command for command in COMMANDS if f"\n  {command} " not in listed] == list(OF_LAB)
 
 
+def test_the_library_works_without_what_only_the_laboratory_needs(tmp_path):
+    program = (
+        "import sys\n"
+        "for name in ('anchorlora_lab', 'matplotlib', 'tabulate'):\n"
+        "    sys.modules[name] = None\n"
+        "from anchorlora.cli.app import main\n"
+        "words = ['run', 'mini', '--method', 'sfor', '--order', 'news,reviews']\n"
+        "words += ['--set', 'train_limit=8', '--set', 'test_limit=4']\n"
+        f"assert main([*words, '--out', {str(tmp_path / 'run')!r}]) == 0\n"
+        "assert main(['methods']) == 0\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Drift on protected directions" in done.stdout
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -461,7 +477,7 @@ def test_an_interrupted_run_says_that_it_can_go_on(monkeypatch, small_model, sma
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("anchorlora.continual.sequence.learn", stop)
+    monkeypatch.setattr("anchorlora.continual.sequence.learning", stop)
     command = ["run", "standard-cl", "--method", "sfor", *FAST, "--model", str(small_model), "--data", str(small_benchmark)]
     assert main([*command, "--out", str(tmp_path / "r")]) == 75
     assert "the same command continues" in capsys.readouterr().err

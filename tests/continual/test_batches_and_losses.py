@@ -7,12 +7,13 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 import models
 from anchorlora.adapters import AdapterStack
+from anchorlora.constraints.protect import Protection
 from anchorlora.continual import learn as learning
 from anchorlora.continual.batches import IGNORED, MEANS, TOKEN_WEIGHTS, MicroBatch, Window, loss_named, windows
-from anchorlora.continual.data import joining, remembered
-from anchorlora.continual.learn import accelerator_on
+from anchorlora.continual.data import joining, remember
 from anchorlora.data import Encoded, EncodedExamples, Example, Rehearsal
 from anchorlora.models import head
+from anchorlora.processes import accelerator_on
 
 
 def encoded(lengths, answers, seed=0):
@@ -189,8 +190,8 @@ def test_the_memory_is_cycled_through_without_replacement():
 
 def test_the_memory_of_a_later_boundary_is_a_beginning_of_the_earlier_one():
     tasks = {name: EncodedExamples(encoded([4] * 40, [1] * 40, seed=i)) for i, name in enumerate("abc")}
-    first = remembered(Rehearsal(memory=30), {"a": tasks["a"]}, 42)
-    later = remembered(Rehearsal(memory=30), tasks, 42)
+    first = remember(Rehearsal(memory=30), {"a": tasks["a"]}, 42)
+    later = remember(Rehearsal(memory=30), tasks, 42)
     assert len(first) == len(later) == 30
     assert later[:10] == first[:10]
     assert [sum(e in tasks[name] for e in later) for name in "abc"] == [10, 10, 10]
@@ -253,11 +254,12 @@ def test_a_training_step_without_logits_has_the_gradients_of_one_with_them(kind,
     monkeypatch.setattr(head, "SMALL", 0)
     plain, sums = head.plain_head(blocks.model), []
     assert plain is blocks.model.get_output_embeddings()
-    how = {"loss": loss_named(kind), "held": (), "accelerator": accelerator_on(torch.device("cpu"))}
+    learner = learning.Learner(blocks.model, torch.optim.SGD(trained), blocks.anchor(), (), accelerator_on(torch.device("cpu")))
     for largest, chosen in ((learning.LARGE, plain), (0, plain), (0, None)):
         monkeypatch.setattr(learning, "LARGE", largest)
         blocks.model.zero_grad()
-        total = sum(learning._gradients(blocks.model, window, batch, head=chosen, **how) for batch in window.micro_batches)
+        training = learning.Training(learner, learning.Rules(loss_named(kind)), Protection(), chosen)
+        total = sum(training.gradients(window, batch) for batch in window.micro_batches)
         sums.append((total, torch.cat([p.grad.flatten() for p in trained])))
     (total, whole), (chunked, parts), (again, same) = sums
     assert chunked == pytest.approx(total, rel=20 * EPS)

@@ -5,7 +5,7 @@ from transformers import GenerationConfig
 import models
 from anchorlora.adapters import AdapterStack
 from anchorlora.continual import evaluate
-from anchorlora.continual.decode import decode, drafts_of
+from anchorlora.continual.decode import Answering, decode, drafts_of
 from anchorlora.continual.evaluate import Scorer, _Prefix
 from anchorlora.data import Encoder, Example, Task
 from anchorlora.models.load import cache_argument
@@ -83,7 +83,7 @@ def test_a_draft_changes_no_token_however_much_of_it_is_right(make, right, token
     drafts = {first: draft for first, draft in drafts.items() if draft[0] == first}
     forwards = []
     hook = model.register_forward_pre_hook(lambda *_: forwards.append(1))
-    found = decode(model, prompts, stops={end}, max_new_tokens=12, drafts=drafts, device=CPU)
+    found = decode(model, prompts, Answering({end}, 12, drafts))
     hook.remove()
     assert found == expected
     assert bool(drafts) is (right > 0)
@@ -99,7 +99,7 @@ def test_rows_that_end_leave_the_batch_and_the_others_go_on_unchanged(tokenizer,
     assert len({len(row) for row in expected}) > 1
     sizes = []
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True)
-    found = decode(model, prompts, stops={end}, max_new_tokens=30, drafts={}, device=CPU)
+    found = decode(model, prompts, Answering({end}, 30))
     hook.remove()
     assert found == expected
     assert min(sizes[1:]) < len(prompts), "nobody left"
@@ -117,7 +117,7 @@ def test_a_model_that_has_the_older_name_of_the_cache_is_decoded_alike(tokenizer
     expected = greedy(model, prompts, 12)
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     inner.__class__ = Older
-    assert decode(model, prompts, stops={tokenizer.eos_token_id}, max_new_tokens=12, drafts={}, device=CPU) == expected
+    assert decode(model, prompts, Answering({tokenizer.eos_token_id}, 12)) == expected
 
 
 def test_the_labels_are_drafts_and_two_that_begin_alike_share_what_is_common():

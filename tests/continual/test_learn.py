@@ -7,7 +7,7 @@ import models
 from anchorlora.adapters import AdapterStack
 from anchorlora.constraints import Freeze, ProjectDisplacement
 from anchorlora.continual.batches import example_mean, windows
-from anchorlora.continual.learn import learn
+from anchorlora.continual.learn import Learner, Rules, learning
 from anchorlora.continual.seeds import dropout_from, number, stream
 from anchorlora.data import Encoded, Example
 from anchorlora.errors import NotFinite
@@ -35,18 +35,11 @@ def examples(n=32):
 def train(blocks, *, epochs=4, constraints=(), cores=None, lr=5e-3, watch=lambda e: None, **kwargs):
     anchor = blocks.anchor(cores=cores or {})
     rows = [w for _ in range(epochs) for w in windows(examples(), range(32), size=8, micro=4, pad=1)]
-    with dropout_from(0, "dropout"):
-        return learn(
-            blocks.model,
-            torch.optim.AdamW(blocks.trainable(), lr=lr),
-            anchor,
-            constraints,
-            rows,
-            loss=example_mean,
-            accelerator=Accelerator(cpu=True),
-            watch=watch,
-            **kwargs,
-        )
+    learner = Learner(blocks.model, torch.optim.AdamW(blocks.trainable(), lr=lr), anchor, constraints, Accelerator(cpu=True))
+    with dropout_from(0, "dropout"), learning(learner, Rules(**kwargs)) as training:
+        for row in rows:
+            watch(training.step(row))
+        return sum(p.numel() for p in training.trained)
 
 
 def test_the_loss_falls_and_every_step_is_reported(blocks):
@@ -152,17 +145,10 @@ def test_b_moves_at_the_ratio_times_the_rate_at_every_step_of_a_schedule(blocks)
         for p, was in zip(blocks.trainable(), begun, strict=True):
             p.copy_(was)
     seen = []
-    learn(
-        blocks.model,
-        torch.optim.SGD(METHODS["lora-plus"].plan.param_groups(blocks), lr=1e-2),
-        blocks.anchor(),
-        (),
-        rows,
-        loss=example_mean,
-        accelerator=Accelerator(cpu=True),
-        watch=seen.append,
-        rate=lambda step: (0.5, 1.0)[step - 1],
-    )
+    optimizer = torch.optim.SGD(METHODS["lora-plus"].plan.param_groups(blocks), lr=1e-2)
+    learner = Learner(blocks.model, optimizer, blocks.anchor(), (), Accelerator(cpu=True))
+    with learning(learner, Rules(rate=lambda step: (0.5, 1.0)[step - 1])) as training:
+        seen += [training.step(row) for row in rows]
     assert [e["learning_rate"] for e in seen] == [0.5e-2, 1e-2]  # that of A
     assert all(float((a.detach() - b).abs().max()) < 1e-6 for a, b in zip(blocks.trainable(), expected, strict=True))
     assert all(float((a - b).norm()) > 1e-4 for a, b in zip(expected[1::2], begun[1::2], strict=True))

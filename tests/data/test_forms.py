@@ -6,10 +6,11 @@ import json
 import pytest
 
 from anchorlora.cli.app import main
-from anchorlora.data import Encoder, examples_of, read_questions, read_samples, token_ids
+from anchorlora.data import Encoder, examples_of, read_samples, token_ids
 from anchorlora.data.forms import FORMS, known_columns, table_of_forms
 from anchorlora.data.forms.base import Form
 from anchorlora.data.text import counted
+from anchorlora_lab.suites.right_answers import read_answered
 from text_law import families, forms
 
 RIDDLES = [{"riddle": f"what is {i} and one", "solution": f"it is {i + 1}"} for i in range(20)]
@@ -80,7 +81,7 @@ def test_the_form_that_reads_most_of_a_row_wins(row, columns):
 def test_the_last_message_is_a_question_with_its_thought_and_not_if_it_is_muted(tmp_path):
     thought = CHAT[1] | {"reasoning_content": "so be it"}
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [*CHAT, CHAT[0], thought]}) + '\n{"question": "q", "answer": "a"}\n')
-    first, second = read_questions(tmp_path / "a.jsonl")
+    first, second = read_answered(tmp_path / "a.jsonl")
     assert (first.messages, first.reply, first.label) == ((*CHAT, CHAT[0]), thought, "ho")
     assert (second.messages, second.label) == (({"role": "user", "content": "q"},), "a")
     assert second.sentence.startswith("Below is an instruction"), "for a tokenizer without a template"

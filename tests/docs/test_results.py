@@ -19,10 +19,10 @@ import results_tables
 import small
 from anchorlora import METHODS, embedded, run_sequence
 from anchorlora.pages.labels import model_label
-from anchorlora.scores import PairedTest, mean_interval
 from anchorlora.store.record import read_record
 from anchorlora.store.selection import FILE, read_selection
 from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.paired_tests import PairedTest, mean_interval
 from anchorlora_lab.report.published import PUBLISHED, printed_endpoint
 from anchorlora_lab.report.records import find_runs
 from anchorlora_lab.report.tables.mechanism import correlation_table

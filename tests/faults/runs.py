@@ -134,14 +134,14 @@ def assert_same(parts, whole):
 
 def catching(monkeypatch, meddle=lambda caught: None):
     """What the loop of a task works on: model, optimizer, scope and the optimizer steps made before.  meddle: is given it first."""
-    caught, real = SimpleNamespace(), sequence.learn
+    caught, real = SimpleNamespace(), sequence.learning
 
-    def learn(model, optimizer, anchor, *rest, step, **settings):
-        caught.model, caught.optimizer, caught.anchor, caught.step = model, optimizer, anchor, step
+    def learning(learner, rules, *, step):
+        caught.model, caught.optimizer, caught.anchor, caught.step = learner.model, learner.optimizer, learner.anchor, step
         meddle(caught)
-        return real(model, optimizer, anchor, *rest, step=step, **settings)
+        return real(learner, rules, step=step)
 
-    monkeypatch.setattr(sequence, "learn", learn)
+    monkeypatch.setattr(sequence, "learning", learning)
     return caught
 
 

@@ -24,7 +24,7 @@ from anchorlora.cli.parsing import method_named
 from anchorlora.constraints import distillation, overlap
 from anchorlora.continual import batches as losses
 from anchorlora.continual.batches import example_mean, windows
-from anchorlora.continual.learn import learn
+from anchorlora.continual.learn import Learner, Rules, learning
 from anchorlora.continual.not_finite import StepAgain
 from anchorlora.continual.past import Past
 from anchorlora.continual.seeds import dropout_from, stream
@@ -325,11 +325,19 @@ def steps_of(batching, examples=None):
     return list(windows(examples or rows(), range(16), size=8, micro=4, pad=1, **how))
 
 
+def train(stack, steps, *, loss=example_mean, watch=lambda event: None):
+    optimizer = torch.optim.AdamW(stack.trainable(), lr=1e-3)
+    learner = Learner(stack.model, optimizer, stack.anchor(), (), Accelerator(cpu=True))
+    with learning(learner, Rules(loss)) as training:
+        for window in steps:
+            watch(training.step(window))
+
+
 def said_of(stack, batching, *, examples=None, loss=example_mean, watch=lambda event: None):
     """The message of the step that stops."""
-    optimizer, steps = torch.optim.AdamW(stack.trainable(), lr=1e-3), steps_of(batching, examples)
+    steps = steps_of(batching, examples)
     with dropout_from(0, "dropout"), pytest.raises(NotFinite) as stopped:
-        learn(stack.model, optimizer, stack.anchor(), (), steps, loss=loss, accelerator=Accelerator(cpu=True), watch=watch)
+        train(stack, steps, loss=loss, watch=watch)
     assert "\n" not in str(stopped.value)
     return str(stopped.value)
 
@@ -465,6 +473,5 @@ def around(call, states):
 def test_nothing_is_read_again_while_all_is_finite(monkeypatch):
     monkeypatch.setattr(StepAgain, "_first", lambda *_: pytest.fail("a step was read again"))
     stack = adapted()
-    optimizer = torch.optim.AdamW(stack.trainable(), lr=1e-3)
-    learn(stack.model, optimizer, stack.anchor(), (), steps_of("padded"), loss=example_mean, accelerator=Accelerator(cpu=True))
+    train(stack, steps_of("padded"))
     assert not [hook for module in stack.model.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]

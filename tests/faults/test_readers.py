@@ -35,15 +35,15 @@ from anchorlora.store.files import dump_yaml, load_yaml
 from anchorlora.store.json import read_file
 from anchorlora.store.log import read_events
 from anchorlora.store.record import read_record
-from anchorlora.store.run_folder import read_run_config
+from anchorlora.store.run_folder import RunFolder
 from anchorlora.store.seal import damage, sha256
 from anchorlora.store.selection import Candidate, Selection, read_selection
 from anchorlora.store.tensors import open_weights
-from anchorlora.store.trace import read_trace
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.chapters import chapters_of
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.records import find_runs
+from anchorlora_lab.report.trace import read_trace
 from anchorlora_lab.suites.evaluation import read_evaluation
 from faults.mutations import mutated
 from reports import made
@@ -98,7 +98,7 @@ def _selection(root):
 def _cell(root):
     cell = RunConfig(method="sfor", order=("a", "b"), seed=1, recipe=mini())
     (root / "config.yaml").write_text(dump_yaml(cell.model_dump(mode="json")))
-    return root / "config.yaml", read_run_config, "bytes"
+    return root / "config.yaml", lambda path: RunFolder(path.parent).read_config(), "bytes"
 
 
 def _cell_as_json(root):

@@ -5,7 +5,8 @@ import torch
 
 from anchorlora import Subspace
 from anchorlora.geometry import Factors
-from anchorlora.measurement.conditions import Condition, FactorSquares, StepMoves, together
+from anchorlora.measurement.conditions import Condition, FactorSquares
+from anchorlora.measurement.recorder import StepMoves, together
 
 EPS = torch.finfo(torch.float32).eps
 ZERO = (2 * EPS) ** 2  # squared norm on V that counts as none, where |A| = 1 and its roundings on V are few

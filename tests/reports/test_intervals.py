@@ -7,9 +7,10 @@ from statistics import correlation
 import made
 import pytest
 
-from anchorlora.scores import Paired, Scores, mean_interval
+from anchorlora.scores import Paired, Scores
 from anchorlora.store.record import Record
 from anchorlora_lab.report.comparability import studies_of
+from anchorlora_lab.report.paired_tests import mean_interval
 from anchorlora_lab.report.records import find_runs
 from anchorlora_lab.report.tables.base_models import base_model_tables
 from anchorlora_lab.report.tables.pairs import comparison_table

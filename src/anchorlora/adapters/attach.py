@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+from torch import Tensor
 
 from anchorlora.adapters.files import fitted, read_adapter
 from anchorlora.adapters.layers import lora_layers
 from anchorlora.adapters.targets import named, refuse_misfit
+from anchorlora.adapters.whole import COME_WITH, ROWS, put_whole, take_off
 from anchorlora.devices import forked_generators
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors
@@ -36,11 +38,14 @@ def attach(model: Any, folder: Path) -> PeftModel:
 
     The folder is read as data: PEFT receives only finite factors and the names of their layers.
     """
-    described = read_adapter(folder)
+    beside: dict[str, Tensor] = {}
+    described = read_adapter(folder, beside=beside)
     _refuse_what_is_followed(folder)
     saved = fitted(described, [name for name, _ in model.named_modules()], where=str(folder))
     refuse_misfit(model, saved, where=str(folder))
-    refuse_undescribed(described, read_config(folder), where=folder / CONFIG_FILE)
+    config = read_config(folder)
+    refuse_undescribed(described, config, where=folder / CONFIG_FILE, beside=beside)
+    put_whole(model, beside, config, where=str(folder))
     adapted = _with_blocks(model, saved, where=str(folder)).eval()
     layers = lora_layers(adapted)
     for layer in sorted(set(saved) | set(layers)):
@@ -58,6 +63,7 @@ def detach(model: Any) -> None:
         if isinstance(layer, BaseTunerLayer):
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, layer.get_base_layer())
+    take_off(model)
     if hasattr(model, "peft_config"):  # else PEFT warns of it when the next adapter comes
         del model.peft_config
 
@@ -131,10 +137,13 @@ def _plain_names(names: Any) -> bool:
 MORE_THAN_FACTORS = ("layer_replication", "modules_to_save", "target_parameters", "trainable_token_indices")
 
 
-def refuse_undescribed(saved: Mapping[str, Factors], config: Mapping[str, Any], *, where: Path) -> None:
+def refuse_undescribed(
+    saved: Mapping[str, Factors], config: Mapping[str, Any], *, where: Path, beside: Collection[str] = ()
+) -> None:
     """Raise where the configuration would give a layer no adapter, or one of another rank than the weights hold."""
+    come = {COME_WITH[name.endswith(ROWS)] for name in beside}
     for name in MORE_THAN_FACTORS:
-        if config.get(name):
+        if config.get(name) and name not in come:
             raise InvalidValue(f"{where} sets {name}, but the weights hold nothing for it; train a plain LoRA adapter instead")
     for layer, f in saved.items():
         field = _leaves_out(layer, config)

@@ -13,6 +13,7 @@ import torch
 from peft import LoraConfig
 from torch import Tensor
 
+from anchorlora.adapters.whole import COME_WITH, comes_with
 from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.geometry import Factors
 from anchorlora.paths import at_the_end
@@ -33,8 +34,10 @@ def write_adapter(
     targets: Iterable[str] | None = None,
     dtype: torch.dtype = torch.float32,
     fan_in_fan_out: bool = False,
+    beside: Mapping[str, Tensor] = {},
+    named_beside: Mapping[str, Any] = {},
 ) -> None:
-    """Write factors as one ordinary PEFT LoRA adapter: plain scaling, alpha = scale x rank.
+    """Write factors as one ordinary PEFT LoRA adapter: plain scaling, alpha = scale x rank; `beside` are whole weights.
 
     Layers whose rank or scale differs from the first one's are named in rank_pattern and alpha_pattern.
     """
@@ -53,20 +56,24 @@ def write_adapter(
         base_model_name_or_path=base,
         fan_in_fan_out=fan_in_fan_out,
         inference_mode=True,
+        **named_beside,
     ).save_pretrained(str(folder))
     config = folder / CONFIG_FILE
     fields = json.loads(config.read_text())
     fields["target_modules"] = names  # PEFT holds a set: its order would differ from process to process
     config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
-    tensors = {}
+    tensors = {f"base_model.model.{name}": tensor.cpu().contiguous() for name, tensor in beside.items()}
     for layer, f in factors.items():
         tensors[f"base_model.model.{layer}.lora_A.weight"] = f.A.detach().to("cpu", dtype).contiguous()
         tensors[f"base_model.model.{layer}.lora_B.weight"] = f.B.detach().to("cpu", dtype).contiguous()
     write_tensors(folder / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
 
 
-def read_adapter(folder: Path) -> dict[str, Factors]:
-    """Read the factors of a saved PEFT LoRA adapter as data: safetensors and JSON, no model, no code."""
+def read_adapter(folder: Path, *, beside: dict[str, Tensor] | None = None) -> dict[str, Factors]:
+    """Read the factors of a saved PEFT LoRA adapter as data: safetensors and JSON, no model, no code.
+
+    Whole weights that come with it are put into `beside`; whoever gives none has no use for them, and they are refused.
+    """
     config = read_config(folder)
     weights = folder / WEIGHTS_FILE
     if not weights.is_file():
@@ -77,6 +84,17 @@ def read_adapter(folder: Path) -> dict[str, Factors]:
         for key in file.keys():  # noqa: SIM118  # a file handle, not a dict
             match = re.fullmatch(r"(.+)\.lora_([AB])\.weight", key)
             layer = layer_path(match[1]) if match else None
+            whole = layer_path(key) if match is None else None
+            if whole is not None and comes_with(whole, config):
+                if beside is None:
+                    raise InvalidValue(
+                        f"{weights} holds {key}, a whole weight beside the factors ({' or '.join(COME_WITH)}); such an adapter can "
+                        "be asked, tested, continued (AdapterStack.continuing) and made cores of, and nothing else"
+                    )
+                beside[whole] = file.get_tensor(key)
+                if not bool(torch.isfinite(beside[whole]).all()):
+                    raise NotFinite(f"{weights}: {whole} holds NaN or infinite values")
+                continue
             if match is None or layer is None:
                 raise InvalidValue(f"{weights} holds {key}, which is not a factor of a plain LoRA adapter on linear layers")
             if stored.setdefault(layer, match[1]) != match[1]:

@@ -26,9 +26,11 @@ from anchorlora.adapters.gates import Gates
 from anchorlora.adapters.kinds import block_factors
 from anchorlora.adapters.layers import lora_layers, other_layers
 from anchorlora.adapters.targets import are_transposed, keep_unpacked, refuse_misfit, target_layers
+from anchorlora.adapters.whole import COME_WITH, put_whole
 from anchorlora.devices import forked_generators, in_float64
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost, UnknownName
 from anchorlora.geometry import Factors
+from anchorlora.store.adapter_config import read_config
 
 CURRENT, HISTORY = "default", "history"  # PEFT's own name for the one: TRL looks for it
 
@@ -82,6 +84,8 @@ class AdapterStack:
     model: PeftModel = field(init=False)
     gates: Gates | None = field(init=False, default=None)  # set by a plan with gated adapters
     fan_in_fan_out: bool = field(init=False)
+    beside: Mapping[str, Tensor] = field(init=False, default_factory=dict)  # whole weights that came with the first adapter, frozen
+    named_beside: Mapping[str, Any] = field(init=False, default_factory=dict)  # how its configuration names them
     _kept: dict[str, Factors] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,7 +102,8 @@ class AdapterStack:
         """Start a new task on top of a trained adapter, which becomes the frozen history.
 
         The new adapter covers the layers of the old one, at its scale (the first layer's, if they differ), in float32. It starts
-        with B = 0, so no output changes. `model` of the result is a PeftModel for any trainer; only the new adapter trains. See
+        with B = 0, so no output changes. Whole weights that come with the old one (`modules_to_save`, `trainable_token_indices`) go
+        on frozen. `model` of the result is a PeftModel for any trainer; only the new adapter trains. See
         `anchor` for protection and `save` for the result.
 
         Args:
@@ -123,10 +128,15 @@ class AdapterStack:
             >>> layer.history.rank, layer.current.rank
             (4, 2)
         """
-        saved = fitted(read_adapter(Path(adapter)), [name for name, _ in model.named_modules()], where=str(adapter))
+        beside: dict[str, Tensor] = {}
+        read = read_adapter(Path(adapter), beside=beside)
+        saved = fitted(read, [name for name, _ in model.named_modules()], where=str(adapter))
         refuse_misfit(model, saved, where=str(adapter))
+        config = read_config(Path(adapter))
+        put_whole(model, beside, config, where=str(adapter))
         scale = next(iter(saved.values())).scale
         stack = cls(model, tuple(sorted(saved)), rank=rank, alpha=scale * rank, dropout=dropout)
+        stack.beside, stack.named_beside = beside, {name: config[name] for name in COME_WITH if config.get(name)}
         stack.restore(saved, as_history=True)
         stack.open(torch.Generator().manual_seed(seed))
         return stack
@@ -272,7 +282,8 @@ class AdapterStack:
         shutil.rmtree(temporary, ignore_errors=True)  # of a write that was interrupted
         try:
             named = base if base is not None else str(getattr(self.base, "name_or_path", ""))
-            write_adapter(temporary, self.factors(), base=named, fan_in_fan_out=self.fan_in_fan_out)
+            whole: dict[str, Any] = {"beside": self.beside, "named_beside": self.named_beside}
+            write_adapter(temporary, self.factors(), base=named, fan_in_fan_out=self.fan_in_fan_out, **whole)
             temporary.rename(target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -71,7 +71,7 @@ def ask(
     if settings.model is None:
         raise InvalidValue(f"{artifact.named_in(model)} names no base model; give it with --model")
     if adapter is not None:
-        read_adapter(adapter)
+        read_adapter(adapter, beside={})
     base = embedded.folder(settings.model, "base_model")
     tokenizer = tokenizer_of(settings, folder=base, adapter=adapter)
     ids = _prompt_ids(text, system, _form(artifact, tokenizer, chat=chat), tokenizer)

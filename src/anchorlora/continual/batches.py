@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorlora.data import Encoded
-from anchorlora.features.layout import Layout, common_prefix
+from anchorlora.features.layout import Layout, common_prefix, pack
 from anchorlora.models.head import losses_in_chunks
 from anchorlora.processes import ALONE, Processes
 
@@ -116,7 +116,7 @@ def micro_batch(examples: Sequence[Encoded], *, pad: int) -> MicroBatch:
     """Return examples as the tensors of one forward pass."""
     targets = _targets(examples)
     inputs = padded([e.prompt + e.answer for e in examples], pad)
-    return MicroBatch(inputs, targets.shape[1] + 1, targets, places=_places(examples), remembered=_remembered(examples))
+    return MicroBatch(inputs, targets.shape[1] + 1, targets, places=_places(examples), remembered=_remembered_mask(examples))
 
 
 def _targets(examples: Sequence[Encoded]) -> Tensor:
@@ -132,16 +132,13 @@ def packed_row(examples: Sequence[Encoded], *, share: bool = True) -> MicroBatch
     """Return examples as one packed row; turns of a chat that follow each other are one text in it, with an answer for each."""
     chats = _chats(examples) if share else [[e] for e in examples]
     prefix = common_prefix([chat[0].prompt for chat in chats]) if share and len(chats) > 1 else 0
-    own = [(chat[-1].prompt + chat[-1].answer)[prefix:] for chat in chats]
-    layout = Layout(prefix, tuple(map(len, own)))
-    starts = [prefix, *torch.tensor([prefix, *layout.lengths]).cumsum(0)[1:-1].tolist()]
+    layout, ids = pack([chat[-1].prompt + chat[-1].answer for chat in chats], prefix)
     keep = []  # the positions before the answers' tokens
-    for chat, start in zip(chats, starts, strict=True):
+    for chat, start in zip(chats, layout.starts, strict=True):
         keep += [torch.arange(len(e.answer)) + start - prefix + len(e.prompt) - 1 for e in chat]
-    ids = [*examples[0].prompt[:prefix], *(token for row in own for token in row)]
     inputs = {"input_ids": torch.tensor([ids]), "position_ids": layout.positions()[None]}
     sizes = tuple(map(len, chats))
-    return MicroBatch(inputs, torch.cat(keep), _targets(examples), layout, _places(examples), _remembered(examples), sizes)
+    return MicroBatch(inputs, torch.cat(keep), _targets(examples), layout, _places(examples), _remembered_mask(examples), sizes)
 
 
 def _chats(examples: Sequence[Encoded]) -> list[list[Encoded]]:
@@ -155,7 +152,7 @@ def _chats(examples: Sequence[Encoded]) -> list[list[Encoded]]:
     return chats
 
 
-def _remembered(examples: Sequence[Encoded]) -> Tensor | None:
+def _remembered_mask(examples: Sequence[Encoded]) -> Tensor | None:
     return torch.tensor([e.remembered for e in examples]) if any(e.remembered for e in examples) else None
 
 

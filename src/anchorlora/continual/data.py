@@ -93,7 +93,7 @@ class TaskData:
         """Return what rehearsal may draw on while a task is trained."""
         before = {} if self.old is None else {OLD_TEXT: self.old}
         finished = before | {name: self.train[name] for name in self.order[: number - 1]}
-        return remembered(rehearsal, finished, self.seed) if rehearsal and finished else []
+        return remember(rehearsal, finished, self.seed) if rehearsal and finished else []
 
 
 def longest_first(examples: EncodedExamples) -> list[tuple[int, ...]]:
@@ -102,7 +102,7 @@ def longest_first(examples: EncodedExamples) -> list[tuple[int, ...]]:
     return [e.prompt + e.answer for e in (examples[longest], *examples[:2])]
 
 
-def remembered(rehearsal: Rehearsal, finished: Mapping[str, EncodedExamples], seed: int) -> list[Encoded]:
+def remember(rehearsal: Rehearsal, finished: Mapping[str, EncodedExamples], seed: int) -> list[Encoded]:
     """Return the memory after the finished tasks, each part stratified by class."""
     kept = []
     for quota, (name, examples) in zip(rehearsal.quotas(len(finished)), finished.items(), strict=True):

@@ -11,13 +11,14 @@ The tokens are those of greedy decoding, one prompt at a time, up to rounding.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from anchorlora.features.layout import Layout, common_prefix
+from anchorlora.features.layout import common_prefix, pack
 from anchorlora.models.load import cache_argument, cache_in
 from anchorlora.models.packing import packed
 
@@ -36,54 +37,58 @@ def drafts_of(answers: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
     return drafts
 
 
+@dataclass(frozen=True)
+class Answering:
+    """Where answers end, and which of them are likely."""
+
+    stops: Collection[int]
+    max_new_tokens: int
+    drafts: Drafts = field(default_factory=dict)
+
+    def is_complete(self, answer: Sequence[int]) -> bool:
+        """Return True if an answer is complete."""
+        return answer[-1] in self.stops or len(answer) >= self.max_new_tokens
+
+
 @torch.inference_mode()
-def decode(
-    model: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    *,
-    stops: Collection[int],
-    max_new_tokens: int,
-    drafts: Drafts,
-    device: torch.device,
-) -> list[list[int]]:
+def decode(model: nn.Module, prompts: Sequence[Sequence[int]], how: Answering) -> list[list[int]]:
     """Return the tokens that greedy decoding generates after each prompt."""
-    state = _Rows.read(model, prompts, device)
-    written: list[list[int]] = [[] for _ in prompts]
-    rows, following = list(range(len(prompts))), state.first
-
-    def is_complete(row: int) -> bool:
-        """Return True if a prompt's answer is complete."""
-        return written[row][-1] in stops or len(written[row]) >= max_new_tokens
-
-    for row, token in zip(rows, following, strict=True):
-        written[row].append(token)
-    asked = [drafts.get(token, (token,)) for token in following]
-    if not all(is_complete(row) for row in rows) and any(len(draft) > 1 for draft in asked):
-        fed = [draft[:-1] if len(draft) > 1 and draft[-1] in stops else draft for draft in asked]
-        guessed = state.step(model, fed)
-        following, accepted = [], []
-        for row, draft, tokens in zip(rows, asked, guessed, strict=True):
-            count = 1
-            while count <= len(tokens) and not is_complete(row):
-                token = tokens[count - 1]
-                written[row].append(token)
-                if count >= len(draft) or token != draft[count]:
-                    break
-                count += 1
-            following.append(written[row][-1])
-            accepted.append(min(count, len(tokens)))
-        state.forget(accepted, [len(tokens_fed) for tokens_fed in fed])
-    while True:
-        going = [i for i, row in enumerate(rows) if not is_complete(row)]
-        if not going:
-            return [tokens[:max_new_tokens] for tokens in written]
+    state = _Rows.read(model, prompts)
+    answers = [[token] for token in state.first]
+    following = _accept_drafts(model, state, answers, how)
+    rows = list(range(len(prompts)))
+    while going := [i for i, row in enumerate(rows) if not how.is_complete(answers[row])]:
         if len(going) < LEAVE * len(rows):
             state.select(going)
             rows, following = [rows[i] for i in going], [following[i] for i in going]
-        for i, (row, tokens) in enumerate(zip(rows, state.step(model, [(token,) for token in following]), strict=True)):
-            following[i] = tokens[-1]
-            if not is_complete(row):
-                written[row].append(tokens[-1])
+        following = [tokens[-1] for tokens in state.step(model, [(token,) for token in following])]
+        for row, token in zip(rows, following, strict=True):
+            if not how.is_complete(answers[row]):
+                answers[row].append(token)
+    return [answer[: how.max_new_tokens] for answer in answers]
+
+
+def _accept_drafts(model: nn.Module, state: _Rows, answers: list[list[int]], how: Answering) -> list[int]:
+    """Let the model read the draft that each answer's first token chooses, and accept what it would have generated.
+
+    Returns the token that each row goes on from.
+    """
+    following = [answer[-1] for answer in answers]
+    drafts = [how.drafts.get(token, (token,)) for token in following]
+    if all(map(how.is_complete, answers)) or all(len(draft) == 1 for draft in drafts):
+        return following
+    fed = [draft[:-1] if len(draft) > 1 and draft[-1] in how.stops else draft for draft in drafts]
+    accepted = []
+    for answer, draft, tokens in zip(answers, drafts, state.step(model, fed), strict=True):
+        count = 1
+        while count <= len(tokens) and not how.is_complete(answer):
+            answer.append(tokens[count - 1])
+            if count >= len(draft) or answer[-1] != draft[count]:
+                break
+            count += 1
+        accepted.append(min(count, len(tokens)))
+    state.forget(accepted, list(map(len, fed)))
+    return [answer[-1] for answer in answers]
 
 
 class _Rows:
@@ -93,26 +98,24 @@ class _Rows:
         self.cache, self.mask, self.lengths, self.first, self.argument = cache, mask, lengths, first, argument
 
     @classmethod
-    def read(cls, model: nn.Module, prompts: Sequence[Sequence[int]], device: torch.device) -> _Rows:
+    def read(cls, model: nn.Module, prompts: Sequence[Sequence[int]]) -> _Rows:
         """Let the model read the prompts, what they share once."""
-        prefix = common_prefix(prompts) if len(prompts) > 1 else 0
-        layout = Layout(prefix, tuple(len(prompt) - prefix for prompt in prompts))
-        ids = [*prompts[0][:prefix], *(token for prompt in prompts for token in prompt[prefix:])]
-        ends = torch.tensor([prefix, *layout.lengths]).cumsum(0)
-        with packed(model, layout, (ends[1:] - 1).to(device)):
+        device, (layout, ids) = next(model.parameters()).device, pack(prompts)
+        ends = layout.ends().to(device)
+        with packed(model, layout, ends):
             outputs = model(
                 input_ids=torch.tensor([ids], device=device),
                 position_ids=layout.positions()[None].to(device),
-                logits_to_keep=(ends[1:] - 1).to(device),
+                logits_to_keep=ends,
                 use_cache=True,
             )
-        logits = outputs.logits[0] if outputs.logits.shape[1] == len(prompts) else outputs.logits[0, ends[1:] - 1]
+        logits = outputs.logits[0] if outputs.logits.shape[1] == len(prompts) else outputs.logits[0, ends]
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         longest = int(lengths.max())
         index, mask = torch.zeros(len(prompts), longest, dtype=torch.long), torch.zeros(len(prompts), longest, dtype=torch.long)
-        for i, length in enumerate(lengths.tolist()):  # padded on the left
-            own = torch.arange(int(ends[i]), int(ends[i + 1]))
-            index[i, longest - length :], mask[i, longest - length :] = torch.cat([torch.arange(prefix), own]), 1
+        for i, (start, own) in enumerate(zip(layout.starts, layout.lengths, strict=True)):  # padded on the left
+            places = torch.cat([torch.arange(layout.prefix), torch.arange(start, start + own)])
+            index[i, longest - len(places) :], mask[i, longest - len(places) :] = places, 1
         cache, chosen = DynamicCache(), index.flatten().to(device)
         for number, layer in enumerate(cache_in(outputs).layers):
             keys, values = (

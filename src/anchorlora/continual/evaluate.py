@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,23 +20,24 @@ from transformers import DynamicCache, GenerationMixin
 
 from anchorlora.config import EvaluationSettings
 from anchorlora.continual.batches import IGNORED, micro_batch, packed_row, padded, rows_of
-from anchorlora.continual.decode import decode, drafts_of
+from anchorlora.continual.decode import Answering, decode, drafts_of
 from anchorlora.data import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
 from anchorlora.data.templates import stop_ids
 from anchorlora.devices import in_float64
-from anchorlora.models.load import cache_argument, cache_in, ends_of
-from anchorlora.models.packing import packed as reading_packed
+from anchorlora.models.load import cache_argument, cache_in, ends_of, pad_of
+from anchorlora.models.packing import packed
 from anchorlora.processes import ALONE, Processes
 
 NOTHING: Mapping[int, str] = MappingProxyType({})
 TOKENS = 64  # of prompts in a packed batch, for each example that a padded batch would have
+T = TypeVar("T")
 WORTH_SHARING = 8  # tokens; a shorter common beginning costs more to copy than to read again
 
 
 Watch = Callable[[dict[int, str]], None]  # is told the answers of each batch, by the number of their prompt
 
 
-def unwatched(texts: dict[int, str]) -> None:
+def ignore(texts: dict[int, str]) -> None:
     """Take no notice of answers."""
 
 
@@ -65,7 +65,7 @@ class Scorer:
         examples: Sequence[Encoded],
         *,
         known: Mapping[int, str] = NOTHING,
-        watch: Watch = unwatched,
+        watch: Watch = ignore,
         count: Callable[[int], None] = lambda read: None,
     ) -> list[Answer]:
         """Return the answers to a task's examples with all their scores; those that are known are not generated again."""
@@ -87,76 +87,77 @@ class Scorer:
         max_new_tokens: int | None = None,
         likely: Sequence[Sequence[int]] = (),
         known: Mapping[int, str] = NOTHING,
-        watch: Watch = unwatched,
+        watch: Watch = ignore,
     ) -> list[str]:
         """Return the greedy answer to each prompt; `likely` ones are drafts, which are accepted as far as they are right."""
-        model, tokenizer, processes, longest = self.model, self.tokenizer, self.processes, max_new_tokens or self.max_new_tokens
-        model.eval()
+        model, longest = self.model.eval(), max_new_tokens or self.max_new_tokens
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        stops, drafts = stop_ids(tokenizer, ends_of(model)), drafts_of(likely)
-        shared = self.share_prefix and not self.packed
-        prefix = _Prefix.of(model, prompts, self.device) if shared else _Prefix.none()
+        how = Answering(stop_ids(self.tokenizer, ends_of(model)), longest, drafts_of(likely))
+        prefix = _Prefix.of(model, prompts, self.device) if self.share_prefix and not self.packed else _Prefix.none()
 
-        def generate(prompts: Sequence[Sequence[int]]) -> Any:
-            if self.packed:
-                return decode(model, prompts, stops=stops, max_new_tokens=longest, drafts=drafts, device=self.device)
-            inputs = prefix.before(padded([prompt[prefix.length :] for prompt in prompts], self._pad))
-            with torch.inference_mode():
-                ids = model.generate(  # type: ignore[operator]  # of any causal language model
-                    input_ids=inputs["input_ids"].to(self.device),
-                    attention_mask=inputs["attention_mask"].to(self.device),
-                    max_new_tokens=longest,
-                    eos_token_id=sorted(stops),
-                    **{cache_argument(GenerationMixin.prepare_inputs_for_generation): prefix.cache_for(len(prompts))},
-                )
-            return ids[:, inputs["input_ids"].shape[1] :]
+        def read(batch: Sequence[int]) -> dict[int, str]:
+            some = [prompts[i] for i in batch]
+            rows = decode(model, some, how) if self.packed else self._generate(some, prefix, how)
+            answers = [_until(how.stops, row) for row in rows]
+            return dict(zip(batch, self.tokenizer.batch_decode(answers, skip_special_tokens=True), strict=True))
 
         texts = {i: known[i] for i in order if i in known}
         batches = _batches(order, list(map(len, prompts)), self.batch, packed=self.packed)
-        left = [chosen for chosen in batches if not all(i in known for i in chosen)]
-        for start in range(0, len(left), processes.count):
-            new: dict[int, str] = {}
-            with processes.in_step(model):
-                for chosen in left[start + processes.rank : start + processes.rank + 1]:
-                    rows = [_until(stops, row) for row in generate([prompts[i] for i in chosen])]
-                    new = dict(zip(chosen, tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True))
-            new = {i: text for part in processes.gathered(new) for i, text in part.items()}
+        for new in self._shared(read, [batch for batch in batches if not all(i in known for i in batch)]):
             texts.update(new)
             watch(new)
         return [texts[i] for i in range(len(prompts))]
 
+    def _generate(self, prompts: Sequence[Sequence[int]], prefix: _Prefix, how: Answering) -> Any:
+        """The tokens after padded prompts."""
+        inputs = prefix.before(padded([prompt[prefix.length :] for prompt in prompts], pad_of(self.tokenizer)))
+        with torch.inference_mode():
+            ids = self.model.generate(  # type: ignore[operator]  # of any causal language model
+                input_ids=inputs["input_ids"].to(self.device),
+                attention_mask=inputs["attention_mask"].to(self.device),
+                max_new_tokens=how.max_new_tokens,
+                eos_token_id=sorted(how.stops),
+                **{cache_argument(GenerationMixin.prepare_inputs_for_generation): prefix.cache_for(len(prompts))},
+            )
+        return ids[:, inputs["input_ids"].shape[1] :]
+
     def losses(self, examples: Sequence[Encoded], *, count: Callable[[int], None] = lambda read: None) -> list[dict[str, float]]:
         """Return how well the model predicts the right answers, token by token, each given the right ones before it."""
-        model, processes = self.model, self.processes
-        model.eval()
+        model = self.model.eval()
         order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt) + len(examples[i].answer))
         numbered = iter(order)
         groups = rows_of([examples[i] for i in order], TOKENS * self.batch, share=self.packed)
-        batches = [[(next(numbered), e) for e in group] for group in groups]
+
+        def read(batch: Sequence[tuple[int, Encoded]]) -> dict[int, dict[str, float]]:
+            some = [e for _, e in batch]
+            row = (packed_row(some) if self.packed else micro_batch(some, pad=pad_of(self.tokenizer))).to(self.device)
+            with torch.inference_mode(), packed(model, row.layout, row.keep):
+                logits = model(**row.inputs, logits_to_keep=row.keep, use_cache=False).logits
+                answered = row.targets != IGNORED
+                predicted, right = row.answer_logits(logits).float(), row.targets[answered]
+                losses = torch.nn.functional.cross_entropy(predicted, right, reduction="none")
+                hits = (predicted.argmax(1) == right).float()
+            counts = answered.sum(1).tolist()
+            return {
+                i: {TOKEN_ACCURACY: float(hit.mean()), LOSS: float(in_float64(loss).mean())}
+                for (i, _), loss, hit in zip(batch, losses.split(counts), hits.split(counts), strict=True)
+            }
+
         scores: dict[int, dict[str, float]] = {}
-        for start in range(0, len(batches), processes.count):
-            new: dict[int, dict[str, float]] = {}
-            with processes.in_step(model):
-                for group in batches[start + processes.rank : start + processes.rank + 1]:
-                    chosen = [e for _, e in group]
-                    row = (packed_row(chosen) if self.packed else micro_batch(chosen, pad=self._pad)).to(self.device)
-                    with torch.inference_mode(), reading_packed(model, row.layout, row.keep) if row.layout else nullcontext():
-                        logits = model(**row.inputs, logits_to_keep=row.keep, use_cache=False).logits
-                        there = row.targets != IGNORED
-                        predicted, right = row.answer_logits(logits).float(), row.targets[there]
-                        losses = torch.nn.functional.cross_entropy(predicted, right, reduction="none")
-                        hits = (predicted.argmax(1) == right).float()
-                    counts = there.sum(1).tolist()
-                    for (i, _), loss, hit in zip(group, losses.split(counts), hits.split(counts), strict=True):
-                        new[i] = {TOKEN_ACCURACY: float(hit.mean()), LOSS: float(in_float64(loss).mean())}
-            scores |= {i: of_one for part in processes.gathered(new) for i, of_one in part.items()}
+        for new in self._shared(read, [[(next(numbered), e) for e in group] for group in groups]):
+            scores |= new
             count(len(scores))
         return [scores[i] for i in range(len(examples))]
 
-    @property
-    def _pad(self) -> int:
-        pad = self.tokenizer.pad_token_id
-        return int(pad if pad is not None else self.tokenizer.eos_token_id)
+    def _shared(self, read: Callable[[Any], dict[int, T]], batches: Sequence[Any]) -> Iterator[dict[int, T]]:
+        """Results by example; the processes share the batches out, and have the results of all."""
+        processes = self.processes
+        for start in range(0, len(batches), processes.count):
+            own: dict[int, T] = {}
+            with processes.in_step(self.model):
+                for batch in batches[start + processes.rank : start + processes.rank + 1]:
+                    own = read(batch)
+            yield {i: result for part in processes.gathered(own) for i, result in part.items()}
 
 
 def _until(stops: Collection[int], row: Any) -> list[int]:

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
-from anchorlora.adapters import NOTHING, AdapterStack, read_adapter, refuse_misfit
+from anchorlora.adapters import NOTHING, AdapterStack, lora_layers, read_adapter, refuse_misfit
 from anchorlora.adapters.files import fitted
 from anchorlora.adapters.sharding import call_with_hooks
 from anchorlora.config import Recipe, Start
 from anchorlora.constraints.sensitivity import knows, sensitivity
 from anchorlora.continual.data import TaskData
-from anchorlora.continual.learn import accelerator_on, split
 from anchorlora.continual.past import Past
 from anchorlora.continual.served import Served
 from anchorlora.data import Encoder, TaskSource
@@ -26,7 +25,7 @@ from anchorlora.geometry import Factors, Subspace
 from anchorlora.methods import Method
 from anchorlora.models.load import LoadedModel, ends_of
 from anchorlora.models.packing import unpackable
-from anchorlora.processes import ALONE, Processes
+from anchorlora.processes import ALONE, Processes, accelerator_on
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +111,7 @@ class RunInputs:
             _refuse_foreign(old_memory, adapters.stacked(), where=str(recipe.start.old_memory))
         accelerator = accelerator_on(base_model.device)
         if processes.sharded:
-            split(base_model.model, accelerator)
+            _split(base_model.model, accelerator)
             call_with_hooks(adapters.model)
         if recipe.training.gradient_checkpointing:
             model = base_model.model  # transformers drops the older name in version 6
@@ -147,6 +146,19 @@ def _old(base_model: LoadedModel, start: Start) -> tuple[Mapping[str, Factors], 
         refuse_misfit(base_model.model, factors, where=start.old_adapter)
     cores = read_cores(Path(start.old_cores).expanduser()) if start.old_cores is not None else NOTHING
     return factors, cores, read_tensors(Path(start.old_memory).expanduser()) if start.old_memory is not None else NOTHING
+
+
+def _split(model: nn.Module, accelerator: Accelerator) -> None:
+    """Split a base model over the processes (FSDP2), as the launcher's settings say; LoRA factors stay whole."""
+    from accelerate.utils import FullyShardedDataParallelPlugin, fsdp2_prepare_model
+
+    state = accelerator.state
+    if getattr(state, "fsdp_plugin", None) is None:  # Accelerate makes none on CPUs
+        state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    state.fsdp_plugin.cpu_ram_efficient_loading = False  # every process has read the model
+    factors = [part for layer in lora_layers(model).values() for part in (layer.lora_A, layer.lora_B)]
+    state.fsdp_plugin.ignored_modules = factors
+    fsdp2_prepare_model(accelerator, model)
 
 
 def _refuse_foreign(memory: Mapping[str, Tensor], adapted: Mapping[str, Factors], *, where: str) -> None:

@@ -6,9 +6,8 @@ NaN and infinite values are found before the optimizer would write them into the
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,57 +15,21 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import is_initialized
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from anchorlora.adapters import Anchor, lora_layers
+from anchorlora.adapters import Anchor
 from anchorlora.constraints import ActiveConstraint, Constraint, protect
+from anchorlora.constraints.protect import Protection
 from anchorlora.constraints.watch import CHECK_EVERY
-from anchorlora.continual.batches import Loss, MicroBatch, Window
+from anchorlora.continual.batches import Loss, MicroBatch, Window, example_mean
 from anchorlora.continual.not_finite import StepAgain
 from anchorlora.devices import generator_states
-from anchorlora.errors import InvalidValue, NotFinite
+from anchorlora.errors import NotFinite
 from anchorlora.methods.adapter_plan import LR_RATIO
 from anchorlora.models.head import LARGE, leaving_out, plain_head
 from anchorlora.models.packing import packed
-from anchorlora.processes import ALONE, Processes, adding_up, launched, refuse_other_launchers, sharding
-
-
-def accelerator_on(device: torch.device) -> Accelerator:
-    """Return Accelerate's view of a device, for a model that is there already.
-
-    Once a process has an Accelerate state it stays, whatever device that names.
-    """
-    fresh = not is_initialized()
-    # the recipe's dtype is what a record names, so a launcher's mixed precision plays no part
-    precision = "no" if fresh else None
-    return Accelerator(cpu=fresh and device.type == "cpu", mixed_precision=precision, device_placement=False)
-
-
-def processes_on(device: torch.device) -> Processes:
-    """Return the processes that a launcher has started for one run, connected; one by itself without a launcher."""
-    refuse_other_launchers()
-    if launched() == 1:
-        return ALONE
-    if device.index is not None:
-        raise InvalidValue(f"{launched()} processes cannot all use {device}; leave the number out, or set device=auto")
-    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # or transformers reads nothing in all processes but one
-    accelerator = accelerator_on(device)
-    return Processes(accelerator.process_index, accelerator.num_processes, accelerator.device, sharding())
-
-
-def split(model: nn.Module, accelerator: Accelerator) -> None:
-    """Split a base model over the processes (FSDP2), as the launcher's settings say; LoRA factors stay whole."""
-    from accelerate.utils import FullyShardedDataParallelPlugin, fsdp2_prepare_model
-
-    state = accelerator.state
-    if getattr(state, "fsdp_plugin", None) is None:  # Accelerate makes none on CPUs
-        state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-    state.fsdp_plugin.cpu_ram_efficient_loading = False  # every process has read the model
-    factors = [part for layer in lora_layers(model).values() for part in (layer.lora_A, layer.lora_B)]
-    state.fsdp_plugin.ignored_modules = factors
-    fsdp2_prepare_model(accelerator, model)
+from anchorlora.processes import ALONE, Processes, adding_up
 
 
 def rate_at(step: int, *, schedule: str, warmup: float, steps: int) -> float:
@@ -78,100 +41,116 @@ def rate_at(step: int, *, schedule: str, warmup: float, steps: int) -> float:
     return {"constant": 1.0, "linear": 1.0 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[schedule]
 
 
-def learn(
-    model: nn.Module,
-    optimizer: Optimizer,
-    anchor: Anchor,
-    constraints: Sequence[Constraint],
-    windows: Iterable[Window],
-    *,
-    loss: Loss,
-    accelerator: Accelerator,
-    clip_norm: float | None = None,
-    watch: Callable[[dict[str, Any]], None] = lambda event: None,
-    step: int = 0,
-    restore: Callable[[], None] = lambda: None,
-    between: Callable[[int, Callable[[], None]], None] = lambda step, look: None,
-    check_every: int = CHECK_EVERY,
-    processes: Processes = ALONE,
-    rate: Callable[[int], float] = lambda step: 1.0,
-) -> int:
-    """Train on windows under constraints."""
-    model.train()
-    head = plain_head(model)
-    watched = [*constraints, FiniteGradients()] if constraints else []  # else the gradients are those of the loss
-    with adding_up(), protect(optimizer, anchor, watched, step=step, check_every=check_every) as held:
-        restore()
-        device = next(model.parameters()).device
-        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        rates = [(group, group["lr"] * group.get(LR_RATIO, 1.0)) for group in optimizer.param_groups]
-        for number, window in enumerate(windows, step + 1):
-            for group, peak in rates:
-                group["lr"] = peak * rate(number)
-            began, total = time.perf_counter(), 0.0
-            gradients = partial(_gradients, model, window, loss=loss, held=held, accelerator=accelerator, head=head)
-            again = StepAgain(model, anchor, window, loss, held, gradients, generator_states(device), processes)
-            with naming_the_step(number, again.in_a_forward_pass):
-                for i, batch in enumerate(window.micro_batches):
-                    if i >= window.full:
-                        model.eval()  # it gives no rows and draws no dropout
-                    total += gradients(batch.to(device), counts=i < window.full)
-            if window.empty:
-                model.train()
-            total = _add_up(trained, total, device, processes)
-            if all(p.grad is None for p in trained):
-                held.look(number - 1)  # the loss reaches other parameters
-            with naming_the_step(number, again.in_the_whole_step):
-                norm = gradient_norm(total, trained)
-            if clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(trained, clip_norm)
-            optimizer.step()
-            if held.step != number:
-                held.look(number)  # nobody saw the step
-            optimizer.zero_grad()
-            penalties = _mean({name: value for h in held for name, value in h.readings().items()}, window, device, processes)
-            watch(
-                {
-                    "step": number,
-                    "loss": total,
-                    "learning_rate": optimizer.param_groups[0]["lr"],
-                    "seconds": time.perf_counter() - began,
-                    "grad_norm": norm,
-                    "penalties": penalties,
-                }
-            )
-            between(number, partial(held.look, number))
-    return sum(p.numel() for p in trained)
+@dataclass(frozen=True, eq=False)
+class Learner:
+    """A model that trains on one task, with the optimizer of its factors and what it must keep."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    anchor: Anchor  # its adapted layers as the task found them
+    constraints: Sequence[Constraint]
+    accelerator: Accelerator
+    processes: Processes = ALONE  # those that train together
 
 
-def _gradients(
-    model: nn.Module,
-    window: Window,
-    batch: MicroBatch,
-    *,
-    loss: Loss,
-    held: Sequence[ActiveConstraint],
-    accelerator: Accelerator,
-    head: nn.Linear | None = None,
-    counts: bool = True,
-) -> float:
-    """Add the gradients of a micro-batch of a window.  Returns its share of the loss; zero if it does not count.
+@dataclass(frozen=True)
+class Rules:
+    """How a task is trained, whatever method is running."""
 
-    Many logits are made in chunks, by a head that the model leaves out, unless a constraint reads them.
-    """
-    if head is not None and batch.positions * head.out_features > LARGE and not any(map(reads_outputs, held)):
-        batch = replace(batch, head=head)
+    loss: Loss = example_mean
+    clip_norm: float | None = None
+    rate: Callable[[int], float] = lambda step: 1.0  # factor on the learning rate at a step, from 1
+    check_every: int = CHECK_EVERY  # optimizer steps between two checks of what protects the task
+
+
+@contextmanager
+def learning(learner: Learner, rules: Rules, *, step: int = 0) -> Iterator[Training]:
+    """Train a task while the block runs, under its constraints; `step` steps were made before, and are restored in the block."""
+    learner.model.train()
+    head = plain_head(learner.model)
+    # without constraints the gradients are those of the loss, which is looked at
+    constraints = [*learner.constraints, FiniteGradients()] if learner.constraints else []
     with (
-        packed(model, batch.layout, batch.keep) if batch.layout else nullcontext(),
-        leaving_out(batch.head) if batch.head is not None else nullcontext(),
+        adding_up(),
+        protect(learner.optimizer, learner.anchor, constraints, step=step, check_every=rules.check_every) as protection,
     ):
-        outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
-        share = loss(outputs.logits, batch, window)
-        extra = sum(h.loss(batch, outputs) for h in held) if counts else 0.0
-        objective = share + extra * len(batch) / len(window)
-        # inside, since activation checkpointing repeats forward passes in it
-        accelerator.backward(objective if counts else 0.0 * objective)
-    return float(share.detach()) if counts else 0.0
+        yield Training(learner, rules, protection, head, number=step)
+
+
+class Training:
+    """A task that trains: `step` makes one optimizer step, on the examples of one window."""
+
+    def __init__(self, learner: Learner, rules: Rules, protection: Protection, head: nn.Linear | None, *, number: int = 0) -> None:
+        self.learner, self.rules, self.protection, self.head, self.number = learner, rules, protection, head, number
+        groups = learner.optimizer.param_groups
+        self.device = next(learner.model.parameters()).device
+        self.trained = [p for group in groups for p in group["params"] if p.requires_grad]
+        self.peaks = [(group, group["lr"] * group.get(LR_RATIO, 1.0)) for group in groups]
+
+    def step(self, window: Window) -> dict[str, Any]:
+        """Make the next optimizer step.  Returns what callbacks are told of it."""
+        (model, optimizer, processes), began = (
+            (self.learner.model, self.learner.optimizer, self.learner.processes),
+            time.perf_counter(),
+        )
+        self.number += 1
+        for group, peak in self.peaks:
+            group["lr"] = peak * self.rules.rate(self.number)
+        again = StepAgain(
+            *(model, self.learner.anchor, window, self.rules.loss, self.protection),
+            backward=partial(self.gradients, window),
+            states=generator_states(self.device),
+            processes=processes,
+        )
+        total = 0.0
+        with naming_the_step(self.number, again.in_a_forward_pass):
+            for i, batch in enumerate(window.micro_batches):
+                if i >= window.full:
+                    model.eval()  # it gives no rows and draws no dropout
+                total += self.gradients(window, batch.to(self.device), counts=i < window.full)
+        if window.empty:
+            model.train()
+        total = _add_up(self.trained, total, self.device, processes)
+        if all(p.grad is None for p in self.trained):
+            self.look(self.number - 1)  # the loss reaches other parameters
+        with naming_the_step(self.number, again.in_the_whole_step):
+            norm = gradient_norm(total, self.trained)
+        if self.rules.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.trained, self.rules.clip_norm)
+        optimizer.step()
+        if self.protection.step != self.number:
+            self.look()  # nobody saw the step
+        optimizer.zero_grad()
+        readings = {name: value for c in self.protection for name, value in c.readings().items()}
+        return {
+            "step": self.number,
+            "loss": total,
+            "learning_rate": optimizer.param_groups[0]["lr"],
+            "seconds": time.perf_counter() - began,
+            "grad_norm": norm,
+            "penalties": _mean(readings, window, self.device, processes),
+        }
+
+    def look(self, step: int | None = None) -> None:
+        """Check what protects the task, as after a step; by default the last one."""
+        self.protection.look(self.number if step is None else step)
+
+    def gradients(self, window: Window, batch: MicroBatch, *, counts: bool = True) -> float:
+        """Add the gradients of a micro-batch of a window.  Returns its share of the loss; zero if it does not count.
+
+        Many logits are made in chunks, by a head that the model leaves out, unless a constraint reads them.
+        """
+        model, head = self.learner.model, self.head
+        if head is not None and batch.positions * head.out_features > LARGE and not any(map(reads_outputs, self.protection)):
+            batch = replace(batch, head=head)
+        with packed(model, batch.layout, batch.keep), nullcontext() if batch.head is None else leaving_out(batch.head):
+            outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+            share = self.rules.loss(outputs.logits, batch, window)
+            extra = sum(c.loss(batch, outputs) for c in self.protection) if counts else 0.0
+            objective = share + extra * len(batch) / len(window)
+            # inside, since activation checkpointing repeats forward passes in it
+            self.learner.accelerator.backward(objective if counts else 0.0 * objective)
+        return float(share.detach()) if counts else 0.0
 
 
 def reads_outputs(constraint: ActiveConstraint) -> bool:
@@ -183,12 +162,12 @@ def _add_up(parameters: Sequence[nn.Parameter], loss: float, device: torch.devic
     """Add up gradients over processes.  Returns the loss of the whole window."""
     if processes.count == 1:
         return loss
-    there = torch.tensor([loss, *(float(p.grad is not None) for p in parameters)], device=device)
+    counted = torch.tensor([loss, *(float(p.grad is not None) for p in parameters)], device=device)
     for parameter in parameters:
         if parameter.grad is None:  # the window has fewer examples than there are processes
             parameter.grad = torch.zeros_like(parameter)
-    processes.add_up([there, *(p.grad for p in parameters if p.grad is not None)])
-    total, *counts = there.tolist()
+    processes.add_up([counted, *(p.grad for p in parameters if p.grad is not None)])
+    total, *counts = counted.tolist()
     for parameter, processes_with_one in zip(parameters, counts, strict=True):
         if not processes_with_one:
             parameter.grad = None
@@ -257,9 +236,10 @@ class _Looking(ActiveConstraint):
     def before_optimizer_step(self) -> None:
         """Raise NotFinite where a gradient that the optimizer would take is no number."""
         self.step += 1
-        there = {factor: p.grad for factor, p in self.gradients.items() if p.grad is not None}
-        if there and not math.isfinite(norm_of(list(there.values()))):
-            layer, name = next((factor for factor, g in there.items() if not bool(torch.isfinite(g).all())), next(iter(there)))
+        gradients = {factor: p.grad for factor, p in self.gradients.items() if p.grad is not None}
+        if gradients and not math.isfinite(norm_of(list(gradients.values()))):
+            wrong = (factor for factor, g in gradients.items() if not bool(torch.isfinite(g).all()))
+            layer, name = next(wrong, next(iter(gradients)))
             raise NotFinite(
                 f"the gradient of {name} at {layer}, as constraints have made it, is NaN or infinite at step {self.step}"
             )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from anchorlora.continual.batches import MicroBatch, example_losses, micro_batch, packed_row, rows_of
 from anchorlora.continual.inputs import RunInputs
@@ -25,9 +26,7 @@ class TaskLosses:
     def __call__(self, count: int) -> Iterator[Tensor]:
         """Yield the loss of one example after the other."""
         pad = self.inputs.base_model.model.generation_config.pad_token_id
-        self.inputs.adapters.model.eval()
-        for example in self._first(count):
-            yield self._of(micro_batch([example], pad=pad))[0]
+        yield from one_by_one(self.inputs.adapters.model, self._first(count), pad=pad, device=self.inputs.base_model.device)
 
     def together(self, count: int) -> Iterator[Tensor]:
         """Yield the losses of several examples at a time, whose tokens are all in one row, none shared and none padding."""
@@ -39,12 +38,20 @@ class TaskLosses:
             batch = packed_row(group, share=False)
             assert batch.layout is not None
             with packed(model, batch.layout):
-                yield self._of(batch)
+                yield _losses_of(model, batch, self.inputs.base_model.device)
 
     def _first(self, count: int) -> list[Encoded]:
         data = self.inputs.data
         return [data.train[self.name][i] for i in data.shuffled(self.name, 1)[:count]]
 
-    def _of(self, batch: MicroBatch) -> Tensor:
-        model, batch = self.inputs.adapters.model, batch.to(self.inputs.base_model.device)
-        return example_losses(model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False).logits, batch)
+
+def one_by_one(model: nn.Module, examples: Iterable[Encoded], *, pad: int, device: torch.device) -> Iterator[Tensor]:
+    """Yield the loss of one example after the other, without dropout."""
+    model.eval()
+    for example in examples:
+        yield _losses_of(model, micro_batch([example], pad=pad), device)[0]
+
+
+def _losses_of(model: nn.Module, batch: MicroBatch, device: torch.device) -> Tensor:
+    batch = batch.to(device)
+    return example_losses(model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False).logits, batch)

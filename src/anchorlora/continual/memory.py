@@ -14,8 +14,8 @@ from torch import Tensor
 
 from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.constraints import AnswerSensitivity
-from anchorlora.continual.batches import Window, example_mean, micro_batch
-from anchorlora.data import EncodedExamples, Encoder, Sample, TextTask, examples_of
+from anchorlora.continual.losses import one_by_one
+from anchorlora.data import Encoder, Sample, TextTask, examples_of
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
 from anchorlora.models.load import ends_of
@@ -42,10 +42,10 @@ def memory_of_text(
         raise InvalidValue(f"{name} has no answer whose tokens could be read")
 
     def losses(count: int) -> Iterator[Tensor]:
-        adapted.eval()
-        chosen = spread(len(examples), count)
-        for done, i in enumerate(chosen, 1):
-            yield _loss(adapted, examples, i, device)
+        chosen, pad = spread(len(examples), count), adapted.generation_config.pad_token_id
+        one = one_by_one(adapted, (examples[i] for i in chosen), pad=pad, device=device)
+        for done, loss in enumerate(one, 1):
+            yield loss
             watch(done, len(chosen))
 
     return reader.end_task(Anchor.of(adapted, past=past, losses=losses))
@@ -55,9 +55,3 @@ def spread(total: int, count: int) -> list[int]:
     """Return indices of as many examples as are asked for and there are, evenly over all."""
     taken = min(total, count)
     return [i * total // taken for i in range(taken)]
-
-
-def _loss(adapted: Any, examples: EncodedExamples, i: int, device: torch.device) -> Tensor:
-    batch = micro_batch([examples[i]], pad=adapted.generation_config.pad_token_id).to(device)
-    outputs = adapted(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
-    return example_mean(outputs.logits, batch, Window((batch,)))

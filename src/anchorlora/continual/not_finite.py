@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from anchorlora.adapters import Anchor, lora_layers
 from anchorlora.adapters.layers import COMPILED, base_model_in
 from anchorlora.constraints import ActiveConstraint
 from anchorlora.continual.batches import IGNORED, Loss, MicroBatch, Window, example_losses
-from anchorlora.devices import forked_generators, set_generator_states
+from anchorlora.devices import forked_generators, set_generator_states, type_name
 from anchorlora.features.collector import not_collecting
 from anchorlora.models.failures import first_line
 from anchorlora.models.packing import packed
@@ -105,7 +105,7 @@ class StepAgain:
     def _in_forward(self, batch: MicroBatch) -> str | None:
         seen: list[_NotFiniteTensor] = []
         try:
-            with packed(self.model, batch.layout, batch.keep) if batch.layout else nullcontext():
+            with packed(self.model, batch.layout, batch.keep):
                 with _listening(self.model, batch, seen):
                     outputs = self.model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
                 _look(seen, batch, "every layer is finite and the logits are not", outputs.logits)
@@ -135,7 +135,7 @@ class StepAgain:
         return f", at {first}{others}{self._how(dtype)}"
 
     def _how(self, dtype: torch.dtype | None = None) -> str:
-        return f" ({str(dtype or self._dtype).removeprefix('torch.')}, {'packed' if self._packed else 'padded'})"
+        return f" ({type_name(dtype or self._dtype)}, {'packed' if self._packed else 'padded'})"
 
     @property
     def _packed(self) -> bool:

@@ -26,11 +26,11 @@ from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState
 from anchorlora.continual.data import joining, size_of
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.inputs import RunInputs
-from anchorlora.continual.learn import learn, rate_at
+from anchorlora.continual.learn import Learner, Rules, learning, rate_at
 from anchorlora.continual.losses import TaskLosses
 from anchorlora.continual.progress import Progress
 from anchorlora.continual.seeds import dropout_from, stream
-from anchorlora.continual.served import SAMPLE, compared
+from anchorlora.continual.served import SAMPLE, compare
 from anchorlora.data import Answer, Encoded, invalid_share, percents
 from anchorlora.devices import allocated_at_most
 from anchorlora.features.store import LayerCore
@@ -124,8 +124,8 @@ class TaskSequence:
         )
 
     def _drift(self, anchor: Anchor) -> dict[str, Any] | None:
-        found = (callback.drift(anchor, self.past) for callback in self.callbacks)
-        return next((drift for drift in found if drift is not None), None)
+        drifts = (callback.drift(anchor, self.past) for callback in self.callbacks)
+        return next((drift for drift in drifts if drift is not None), None)
 
     def _state(self, result: TaskResult) -> TaskState:
         """The task as it stands after its boundary, without predictions."""
@@ -158,79 +158,68 @@ class TaskSequence:
         return state
 
     def _learn(self, number: int, name: str, anchor: Anchor, begun: Progress | None, began: float) -> int:
-        t, examples = self.recipe.training, self.data.train[name]
-        pad = self.base_model.model.generation_config.pad_token_id
+        """Train a task, from its beginning or from where it was saved.  Returns how many parameters trained."""
+        t, processes, accelerator = self.recipe.training, self.processes, self.inputs.accelerator
         groups = self.method.plan.param_groups(self.blocks)
         optimizer = torch.optim.AdamW(groups, lr=t.learning_rate, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay)
-        rehearsal, memory = self.method.rehearsal, self.data.memory(self.method.rehearsal, number)
-        join = joining(rehearsal, memory, self.seed, name) if rehearsal and memory else nobody
-        steps, done = self.recipe.steps(len(examples)), begun.step if begun else 0
+        steps, done = self.recipe.steps(len(self.data.train[name])), begun.step if begun else 0
         for callback in self.callbacks:
             callback.on_task_begin(number, name, steps, done)
-
-        row_tokens = t.row_tokens if t.batching == "packed" and self.inputs.unpacked is None else None
-
-        def all_windows() -> Iterator[Window]:
-            for epoch in range(1, t.epochs + 1):
-                order = (self.data.shuffled if row_tokens is None else self.data.chats_shuffled)(name, epoch)
-                yield from windows(
-                    examples,
-                    order,
-                    size=t.window,
-                    micro=t.micro_batch,
-                    pad=pad,
-                    rehearsed=join,
-                    row_tokens=row_tokens,
-                    processes=self.processes,
-                )
-
-        def step_end(event: dict[str, Any]) -> None:
-            for callback in self.callbacks:
-                callback.on_step_end(event)
-
-        def between(step: int, look: Callable[[], None]) -> None:
-            self.past.rows.join()
+        observers = [observer for callback in self.callbacks for observer in callback.observers(number, steps)]
+        learner = Learner(
+            # several processes add up their gradients: a wrapper would wait where one has fewer micro-batches
+            accelerator.prepare_model(self.blocks.model) if processes.count == 1 else self.blocks.model,
+            accelerator.prepare_optimizer(optimizer),
+            anchor,
+            [*self.method.at(number + self.inputs.before), *observers],
+            accelerator,
+            processes,
+        )
+        rate = partial(rate_at, schedule=t.schedule, warmup=t.warmup, steps=steps)
+        rules = Rules(loss_named(t.loss, t.token_weights), t.clip_norm, rate, self.check_every)
+        dropout = f"dropout/{name}/{processes.rank}" if processes.rank else f"dropout/{name}"
+        with dropout_from(self.seed, dropout), learning(learner, rules, step=done) as training:
+            if begun is not None:
+                begun.restore(optimizer, steps=steps, rank=processes.rank)
 
             def snapshot() -> Progress:
-                look()  # what is saved is what keeps its promises
+                training.look()  # what is saved is what keeps its promises
                 self.blocks.check_history()
-                seconds = time.perf_counter() - began
                 return Progress.of(
                     optimizer,
                     self.past.rows,
                     number=number,
-                    step=step,
+                    step=training.number,
                     steps=steps,
-                    seconds=seconds,
-                    processes=self.processes,
+                    seconds=time.perf_counter() - began,
+                    processes=processes,
                 )
 
-            for callback in self.callbacks:
-                callback.on_step_boundary(step, snapshot)
+            for window in islice(self._windows(number, name), done, None):
+                event = training.step(window)
+                for callback in self.callbacks:
+                    callback.on_step_end(event)
+                self.past.rows.join()
+                for callback in self.callbacks:
+                    callback.on_step_boundary(training.number, snapshot)
+            return sum(p.numel() for p in training.trained)
 
-        rank, accelerator = self.processes.rank, self.inputs.accelerator
-        with dropout_from(self.seed, f"dropout/{name}/{rank}" if rank else f"dropout/{name}"):
-            return learn(
-                # several processes add up their gradients: a wrapper would wait where one has fewer micro-batches
-                accelerator.prepare_model(self.blocks.model) if self.processes.count == 1 else self.blocks.model,
-                accelerator.prepare_optimizer(optimizer),
-                anchor,
-                [
-                    *self.method.at(number + self.inputs.before),
-                    *(o for callback in self.callbacks for o in callback.observers(number, steps)),
-                ],
-                islice(all_windows(), done, None),
-                loss=loss_named(t.loss, t.token_weights),
-                accelerator=accelerator,
-                clip_norm=t.clip_norm,
-                watch=step_end,
-                step=done,
-                restore=partial(begun.restore, optimizer, steps=steps, rank=rank) if begun else lambda: None,
-                between=between,
-                check_every=self.check_every,
-                processes=self.processes,
-                rate=partial(rate_at, schedule=t.schedule, warmup=t.warmup, steps=steps),
-            )
+    def _windows(self, number: int, name: str) -> Iterator[Window]:
+        """The examples of every optimizer step of a task, with those of its memory."""
+        t, examples = self.recipe.training, self.data.train[name]
+        rehearsal, memory = self.method.rehearsal, self.data.memory(self.method.rehearsal, number)
+        row_tokens = t.row_tokens if t.batching == "packed" and self.inputs.unpacked is None else None
+        how: dict[str, Any] = {
+            "size": t.window,
+            "micro": t.micro_batch,
+            "pad": self.base_model.model.generation_config.pad_token_id,
+            "rehearsed": joining(rehearsal, memory, self.seed, name) if rehearsal and memory else nobody,
+            "row_tokens": row_tokens,
+            "processes": self.processes,
+        }
+        for epoch in range(1, t.epochs + 1):
+            order = (self.data.shuffled if row_tokens is None else self.data.chats_shuffled)(name, epoch)
+            yield from windows(examples, order, **how)
 
     def _evaluate(self, number: int, texts: Texts, began: float) -> dict[str, list[tuple[Encoded, Answer]]]:
         seen = self.order[:number]
@@ -265,14 +254,14 @@ class TaskSequence:
         if not left:
             return known
         prompts = [examples[i].prompt for i in left]
-        said = dict(zip(left, self.served.texts(self.blocks.factors(), prompts, max_new_tokens=e.max_new_tokens), strict=True))
+        answers = dict(zip(left, self.served.texts(self.blocks.factors(), prompts, max_new_tokens=e.max_new_tokens), strict=True))
         sample = left[:SAMPLE]
         ours = self._scorer().texts([examples[i].prompt for i in sample])
-        if (differing := compared(name, ours, [said[i] for i in sample])) is not None:
+        if (differing := compare(name, ours, [answers[i] for i in sample])) is not None:
             for callback in self.callbacks:
                 callback.on_warning(differing)
-        watch(said)
-        return {**known, **said}
+        watch(answers)
+        return {**known, **answers}
 
     def _batch_evaluated(self, task: str, began: float, texts: dict[int, str]) -> None:
         for callback in self.callbacks:

@@ -87,7 +87,7 @@ class Served:
         return self._llm
 
 
-def compared(task: str, ours: Sequence[str], served: Sequence[str]) -> str | None:
+def compare(task: str, ours: Sequence[str], served: Sequence[str]) -> str | None:
     """Return a sentence on the answers of a sample that differ; None if they are all the same."""
     alike = sum(a == b for a, b in zip(ours, served, strict=True))
     sentence = f"vLLM and transformers answer {alike} of {len(ours)} sampled questions of {task} alike"

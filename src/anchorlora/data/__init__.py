@@ -14,13 +14,13 @@ from anchorlora.data.metrics import (
     percents,
     read_answer,
 )
-from anchorlora.data.prompts import AnyTask, Encoded, Encoder, Example, Task
+from anchorlora.data.prompts import AnyTask, Encoder, Task
 from anchorlora.data.rehearsal import Rehearsal, fingerprint, held_apart, read_examples, stratified
 from anchorlora.data.rendering import chat_ids
 from anchorlora.data.rows import samples_of
-from anchorlora.data.sample_files import read_questions, read_samples
-from anchorlora.data.samples import Sample
-from anchorlora.data.spool import EncodedExamples
+from anchorlora.data.sample_files import read_samples
+from anchorlora.data.samples import Example, Sample
+from anchorlora.data.spool import Encoded, EncodedExamples
 from anchorlora.data.text import TextFiles, TextSource, TextTask, token_ids
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
     "percents",
     "read_answer",
     "read_examples",
-    "read_questions",
     "read_samples",
     "samples_of",
     "stratified",

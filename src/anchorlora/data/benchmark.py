@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from anchorlora.data.manifest import LARGEST, OFFICIAL, FileFacts, Manifest, facts_of
-from anchorlora.data.prompts import AnyTask, Example, Task
+from anchorlora.data.prompts import AnyTask, Task
+from anchorlora.data.samples import Example
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.paths import name_of_task, nearest_folders
-from anchorlora.store.json import Unreadable, load
+from anchorlora.store.json import read_file
 
 INSTRUCTIONS_FILE = "instruction_config.json"
 # the instruction of groups for which the folder has none
@@ -194,10 +195,7 @@ class Benchmark:
 
     def _read(self, path: Path) -> Any:
         self._facts(path)
-        try:
-            return load(path, largest=LARGEST)
-        except Unreadable as error:
-            raise InvalidValue(f"{path}: {error}; fetch it again") from None
+        return read_file(path, object, remedy="fetch it again", largest=LARGEST)
 
     def _facts(self, path: Path) -> FileFacts:
         relative = path.relative_to(self.root).as_posix()

@@ -23,7 +23,7 @@ from anchorlora.data.sample_files import rows_in
 from anchorlora.data.samples import Sample
 from anchorlora.data.text import TextSource
 from anchorlora.errors import InvalidValue
-from anchorlora.store.json import Unreadable, load
+from anchorlora.store.json import read_file
 
 Sources = dict[str, TextSource]
 DATASET_INFO = "dataset_info.json"
@@ -136,10 +136,7 @@ def _first(value: Any) -> Any:
 
 
 def _loaded(path: Path) -> Any:
-    try:
-        return load(path, largest=LARGEST)
-    except Unreadable as error:
-        raise InvalidValue(f"{path}: {error}; fetch it again") from None
+    return read_file(path, object, remedy="fetch it again", largest=LARGEST)
 
 
 def _llama_factory(info: Path) -> Sources:

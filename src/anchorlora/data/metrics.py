@@ -15,13 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
+from anchorlora.data.samples import Example
 from anchorlora.data.sari import sari
 from anchorlora.errors import MissingExtra, UnknownName
-
-if TYPE_CHECKING:
-    from anchorlora.data.prompts import Example
 
 TOKEN_ACCURACY = "token_accuracy"  # of a task without answers: share of the right text's tokens that the model would have chosen
 LOSS = "loss"  # in every task's scores: mean cross-entropy per token of the right answer, in nats
@@ -261,17 +259,18 @@ class Sari:
         return sari(source, said, [right])
 
 
-METRICS: Mapping[str, type[Metric]] = {
-    "exact_match": ExactMatch,
-    "token_f1": TokenF1,
-    "rouge_l": RougeL,
-    "bleu": SentenceBleu,
-    "edit_similarity": EditSimilarity,
-    "code_similarity": CodeSimilarity,
-    "verbatim_match": VerbatimMatch,
-    "choice_match": ChoiceMatch,
-    "sari": Sari,
-}
+_ALL: Any = (
+    ExactMatch,
+    TokenF1,
+    RougeL,
+    SentenceBleu,
+    EditSimilarity,
+    CodeSimilarity,
+    VerbatimMatch,
+    ChoiceMatch,
+    Sari,
+)
+METRICS: Mapping[str, type[Metric]] = {kind.name: kind for kind in _ALL}
 
 
 def metric_named(name: str) -> Metric:

@@ -9,14 +9,13 @@ passage, never the answer cue or the label; room is kept for the longest label, 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from anchorlora.data.metrics import Answer, ExactMatch, Metric, read_answer, scored
-from anchorlora.data.samples import is_unicode
-from anchorlora.data.spool import EncodedExamples
+from anchorlora.data.samples import Example, is_unicode
+from anchorlora.data.spool import Encoded, EncodedExamples
 from anchorlora.data.templates import stop_ids
 from anchorlora.errors import InvalidValue
 
@@ -128,66 +127,6 @@ class Task:
                 ids = encoder.prompt(text)
             answer = answers.get(example.label) or encoder.answer(example.label)
             yield Encoded(example, text, ids, answer, cut)
-
-
-@dataclass(frozen=True)
-class Example:
-    """A passage and its label, or a prompt and its answer.
-
-    Args:
-        index: Position in the file that it comes from, from 0.
-        sentence: The passage, or the prompt as text.
-        label: The right label or answer.
-        messages: The conversation before the answer, for a tokenizer with a chat template; none for plain text.
-        place: Where it comes from, for messages, such as "new.jsonl, line 7".
-        reply: The message of the assistant that is the answer, with all its keys; None where the answer is the label alone.
-        tools: The functions that the chat may call.
-        ids: Tokens of prompt and answer, where the text was written as tokens.
-        learned: Places of earlier messages that are answers themselves.
-        continued: Characters at the beginning of the reply that are given.
-        lead: What the template writes before the answer's own text, such as an empty thought; known once it is tokenized.
-
-    Example:
-        >>> Example(0, "What a day!", "positive").label
-        'positive'
-    """
-
-    index: int
-    sentence: str
-    label: str
-    messages: tuple[Mapping[str, Any], ...] = ()
-    place: str = ""
-    reply: Mapping[str, Any] | None = None
-    tools: tuple[Mapping[str, Any], ...] = ()
-    ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    learned: tuple[int, ...] = ()
-    continued: int = 0
-    lead: str = ""
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """One example as token ids."""
-
-    example: Example
-    text: str  # the prompt that was tokenized
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]  # tokens of the label and the end of sequence
-    cut: bool  # True if the passage was cut to fit
-    unknown: bool = field(default=False, compare=False)  # counted when it is read, and not kept
-    split: bool = field(default=False, compare=False)  # True if the prompt alone is read as other tokens
-    remembered: bool = field(default=False, compare=False)  # True if it is mixed in from an earlier task
-
-    def goes_on_from(self, earlier: Encoded) -> bool:
-        """Return True if the prompt begins with another example's prompt and answer, as a later turn of its chat."""
-        before = len(earlier.prompt)
-        end = before + len(earlier.answer)
-        return len(self.prompt) >= end and self.prompt[before:end] == earlier.answer and self.prompt[:before] == earlier.prompt
-
-    @property
-    def prompt_sha256(self) -> str:
-        """SHA-256 of the prompt's text."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 class Encoder:

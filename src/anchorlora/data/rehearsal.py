@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from anchorlora.data.prompts import Example
+from anchorlora.data.samples import Example
 from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:

@@ -11,12 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from anchorlora.data.examples import question_of
 from anchorlora.data.manifest import OWN, FileFacts, facts_of
-from anchorlora.data.prompts import Example
 from anchorlora.data.rows import iterated, samples_of
 from anchorlora.data.samples import Sample
-from anchorlora.errors import InvalidValue
+from anchorlora.errors import InvalidValue, message_of
 from anchorlora.paths import expanded
 
 Rows = Iterator[tuple[str, Any]]
@@ -36,19 +34,9 @@ def read_samples(
     return list(samples_in(str(data), column=column, limit=limit))
 
 
-def read_questions(path: Path | str) -> list[Example]:
-    """Return the prompts of a file or folder with their right answers, all of them checked."""
-    return [question_of(sample) for sample in iterated(_rows(str(path)), source=str(path), mixed=True)]
-
-
 def samples_in(place: str, *, column: str | None = None, limit: int | None = None) -> Iterator[Sample]:
     """Yield the samples of a file, a folder or a data set of the hub, one by one."""
-    yield from iterated(_rows(place), source=place, column=column, limit=limit)
-
-
-def rows_in(place: str) -> Rows:
-    """Yield the rows of a file, a folder or a data set of the hub as they stand, each with its place."""
-    return _rows(place)
+    yield from iterated(rows_in(place), source=place, column=column, limit=limit)
 
 
 def facts_of_data(place: str) -> FileFacts:
@@ -57,12 +45,13 @@ def facts_of_data(place: str) -> FileFacts:
     if path.is_file():
         return facts_of(path, largest=LARGEST_ROWS)
     digest = hashlib.sha256()
-    for _, row in _rows(place):
+    for _, row in rows_in(place):
         digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
     return FileFacts(path, digest.hexdigest(), "", OWN)
 
 
-def _rows(place: str) -> Rows:
+def rows_in(place: str) -> Rows:
+    """Return the rows of a file, a folder or a data set of the hub as they stand, each with its place."""
     path = expanded(place)
     hub = None if path.exists() else HUB.fullmatch(place)
     if hub is not None:
@@ -156,8 +145,7 @@ def _foreign(path: Path | str, opened: Any, *, remedy: str = f"data is {KINDS}")
                 yield f"{path}, row {number}", row
             return
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InvalidValue(f"{path}: not readable after row {number}: {reason:.200}; {remedy}") from None
+        raise InvalidValue(f"{path}: not readable after row {number}: {message_of(error):.200}; {remedy}") from None
     raise InvalidValue(f"{path} holds several splits ({', '.join(rows)}); give one of them, as {path}/{next(iter(rows), 'train')}")
 
 

@@ -1,4 +1,4 @@
-"""One row of training text, and what a model can learn of it."""
+"""One row of training text, and the examples that a model can learn of it."""
 
 from __future__ import annotations
 
@@ -39,6 +39,41 @@ class Sample:
             return ()
         said = (i for i, message in enumerate(self.content) if message["role"] == "assistant")
         return tuple(i for i in said if i >= self.given and i not in self.muted)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A passage and its label, or a prompt and its answer.
+
+    Args:
+        index: Position in the file that it comes from, from 0.
+        sentence: The passage, or the prompt as text.
+        label: The right label or answer.
+        messages: The conversation before the answer, for a tokenizer with a chat template; none for plain text.
+        place: Where it comes from, for messages, such as "new.jsonl, line 7".
+        reply: The message of the assistant that is the answer, with all its keys; None where the answer is the label alone.
+        tools: The functions that the chat may call.
+        ids: Tokens of prompt and answer, where the text was written as tokens.
+        learned: Places of earlier messages that are answers themselves.
+        continued: Characters at the beginning of the reply that are given.
+        lead: What the template writes before the answer's own text, such as an empty thought; known once it is tokenized.
+
+    Example:
+        >>> Example(0, "What a day!", "positive").label
+        'positive'
+    """
+
+    index: int
+    sentence: str
+    label: str
+    messages: tuple[Mapping[str, Any], ...] = ()
+    place: str = ""
+    reply: Mapping[str, Any] | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    learned: tuple[int, ...] = ()
+    continued: int = 0
+    lead: str = ""
 
 
 def is_unicode(text: str) -> bool:

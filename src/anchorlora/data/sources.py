@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from anchorlora import embedded
-from anchorlora.config import Count, Place, Settings, TaskName, TaskSettings, explained
+from anchorlora.config import Count, Place, Settings, TaskName, TaskSettings
 from anchorlora.data.benchmark import Benchmark, TaskSource
 from anchorlora.data.layouts import sources_in
 from anchorlora.data.metrics import metric_named
@@ -93,9 +93,5 @@ def _found(data: str) -> Benchmark | TextFiles:
 
 
 def _listed(path: Path) -> Mapping[str, TextSource]:
-    content = load_yaml(path)
-    try:
-        found = TextTaskList.model_validate(content)
-    except ValidationError as error:
-        raise explained(error, str(path)) from None
-    return {name: task.source(path.parent) for name, task in found.tasks.items()}
+    listed = TextTaskList.read(load_yaml(path), str(path))
+    return {name: task.source(path.parent) for name, task in listed.tasks.items()}

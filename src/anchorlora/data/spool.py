@@ -1,23 +1,48 @@
-"""Tokenized examples in a temporary file: what a run needs of its data does not have to fit into memory."""
+"""Examples as tokens, and many of them in a temporary file: what a run needs of its data does not have to fit into memory."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from dataclasses import dataclass, field
+from typing import Any, overload
 
-if TYPE_CHECKING:
-    from anchorlora.data.prompts import Encoded
-
+from anchorlora.data.samples import Example
 
 LONGEST_LABEL = 64  # characters; longer answers are no labels, and would fill the memory
 
 
-class EncodedExamples(Sequence["Encoded"]):
+@dataclass(frozen=True)
+class Encoded:
+    """One example as token ids."""
+
+    example: Example
+    text: str  # the prompt that was tokenized
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]  # tokens of the label and the end of sequence
+    cut: bool  # True if the passage was cut to fit
+    unknown: bool = field(default=False, compare=False)  # counted when it is read, and not kept
+    split: bool = field(default=False, compare=False)  # True if the prompt alone is read as other tokens
+    remembered: bool = field(default=False, compare=False)  # True if it is mixed in from an earlier task
+
+    def goes_on_from(self, earlier: Encoded) -> bool:
+        """Return True if the prompt begins with another example's prompt and answer, as a later turn of its chat."""
+        before = len(earlier.prompt)
+        end = before + len(earlier.answer)
+        return len(self.prompt) >= end and self.prompt[before:end] == earlier.answer and self.prompt[:before] == earlier.prompt
+
+    @property
+    def prompt_sha256(self) -> str:
+        """SHA-256 of the prompt's text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+class EncodedExamples(Sequence[Encoded]):
     """A list of tokenized examples that is kept in a temporary file; in memory, each takes some thirty bytes.
 
     The file has no name, so it goes with the process.
@@ -75,7 +100,5 @@ class EncodedExamples(Sequence["Encoded"]):
 
 
 def _encoded(line: bytes) -> Encoded:
-    from anchorlora.data.prompts import Encoded, Example
-
     index, sentence, label, text, prompt, answer, cut, lead, place = json.loads(line)
     return Encoded(Example(index, sentence, label, lead=lead, place=place), text, tuple(prompt), tuple(answer), cut)

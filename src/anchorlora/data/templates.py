@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from anchorlora.data.samples import is_unicode
-from anchorlora.errors import InvalidValue
+from anchorlora.errors import InvalidValue, message_of
 
 Messages = Sequence[Mapping[str, Any]]
 ASKED, ANSWERED = "anchorlorawouldask", "anchorlorawouldanswer"  # words that no template writes
@@ -41,8 +41,7 @@ def rendered(
     except TimeoutError:
         raise InvalidValue(f"{place}: the tokenizer's chat template does not end; fetch the tokenizer again") from None
     except Exception as error:  # a template is a program of its own and raises what it likes
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InvalidValue(f"{place}: the tokenizer's chat template refuses these messages: {reason}") from None
+        raise InvalidValue(f"{place}: the tokenizer's chat template refuses these messages: {message_of(error)}") from None
     if len(text) > LARGEST:
         raise InvalidValue(f"{place}: the tokenizer's chat template writes {len(text):,} characters; fetch the tokenizer again")
     if not is_unicode(text):

@@ -32,7 +32,7 @@ from anchorlora import embedded
 from anchorlora.adapters import NOTHING, Anchor, attach, merge, mergeable, write_adapter
 from anchorlora.adapters.files import fitted
 from anchorlora.continual.seeds import stream
-from anchorlora.devices import in_float64
+from anchorlora.devices import in_float64, type_name
 from anchorlora.errors import InvalidValue
 from anchorlora.export.beside import Beside, beside, modules_of, terms
 from anchorlora.export.scale import scaled_change
@@ -163,9 +163,8 @@ def _adapter(source: ExportSource, rank: int | None, dtype: torch.dtype) -> Made
             rest.tokenizer.save_pretrained(place)
 
     error = ratio(math.hypot(*errors.values()), math.hypot(*sizes.values()))
-    name = str(dtype).removeprefix("torch.")
     kept = _protection(source, written, same=error == 0)
-    return Made(write, name, layers, error, kept, rank or largest, beside=rest)
+    return Made(write, type_name(dtype), layers, error, kept, rank or largest, beside=rest)
 
 
 def one_scale(factors: Mapping[str, Factors]) -> float:
@@ -187,8 +186,7 @@ def _at(factors: Factors, scale: float) -> Factors:
 def _rounded(factors: Factors, dtype: torch.dtype, layer: str) -> Factors:
     A, B = factors.A.to(dtype), factors.B.to(dtype)
     if not (A.isfinite().all() and B.isfinite().all()):
-        name = str(dtype).removeprefix("torch.")
-        raise InvalidValue(f"the factors of {layer} do not fit in {name}; choose another --dtype")
+        raise InvalidValue(f"the factors of {layer} do not fit in {type_name(dtype)}; choose another --dtype")
     return Factors(A, B, factors.scale)
 
 
@@ -267,8 +265,7 @@ def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None
         model.to(stored).save_pretrained(place)
         tokenizer.save_pretrained(place)
 
-    name = str(stored).removeprefix("torch.")
-    return Made(write, name, layers, error, kept, logits=seen, same=_same(source, sha256))
+    return Made(write, type_name(stored), layers, error, kept, logits=seen, same=_same(source, sha256))
 
 
 def logits_of(model: Any) -> Tensor:

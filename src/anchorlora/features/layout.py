@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -29,6 +30,15 @@ class Layout:
         """Return the position of every token of the row, (tokens)."""
         own = [torch.arange(self.prefix, self.prefix + length) for length in self.lengths]
         return torch.cat([torch.arange(self.prefix), *own])
+
+    @property
+    def starts(self) -> list[int]:
+        """The place in the row of each example's first own token."""
+        return [self.prefix + start for start in accumulate(self.lengths[:-1], initial=0)]
+
+    def ends(self) -> Tensor:
+        """Return the place in the row of each example's last token, (examples,)."""
+        return torch.tensor(self.lengths).cumsum(0) + self.prefix - 1
 
     def parts(self, row: Tensor, dim: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the prefix, and the own tokens of each example."""
@@ -79,6 +89,14 @@ def reading(layout: Layout) -> Iterator[None]:
         yield
     finally:
         _CURRENT.reset(token)
+
+
+def pack(rows: Sequence[Sequence[int]], prefix: int | None = None) -> tuple[Layout, list[int]]:
+    """Return the layout of rows that are read as one, and its tokens; by default, what all rows begin with is read once."""
+    if prefix is None:
+        prefix = common_prefix(rows) if len(rows) > 1 else 0
+    layout = Layout(prefix, tuple(len(row) - prefix for row in rows))
+    return layout, [*rows[0][:prefix], *(token for row in rows for token in row[prefix:])]
 
 
 def common_prefix(rows: Sequence[Sequence[int]]) -> int:

@@ -9,7 +9,7 @@ what it needs takes its strongest direction next, until each holds what it needs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -104,18 +104,15 @@ class JoinedCore:
                 )
 
 
-def joined_within(
-    union: Mapping[str, JoinedCore], cores: Mapping[str, JoinedCore], *, layers: Iterable[str] | None = None, asked: float = 1.0
-) -> dict[str, JoinedCore]:
+def joined_within(union: Mapping[str, JoinedCore], cores: Mapping[str, JoinedCore], *, asked: float = 1.0) -> dict[str, JoinedCore]:
     """Return each layer's joined core with a new one; layers that share a core share the result."""
     made: dict[tuple[int, int], JoinedCore] = {}
-    names = list(cores if layers is None else layers)
-    for layer in names:
-        before, core = union.get(layer), cores[layer]
+    for layer, core in cores.items():
+        before = union.get(layer)
         key = (id(before), id(core))
         if key not in made:
             made[key] = before.joined(core, asked=asked) if before else _alone(core).cut(asked=asked)
-    return {layer: made[id(union.get(layer)), id(cores[layer])] for layer in names}
+    return {layer: made[id(union.get(layer)), id(core)] for layer, core in cores.items()}
 
 
 def _alone(core: JoinedCore) -> JoinedCore:

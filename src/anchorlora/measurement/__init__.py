@@ -6,9 +6,8 @@ Factors are read, never written.
 from anchorlora.measurement.checkpoints import audit
 from anchorlora.measurement.directions import EarlierRows, FeatureCores, WeightDirections
 from anchorlora.measurement.drift import Drift, held_out_drift, measure, predicted_kl, rho_on
-from anchorlora.measurement.recorder import StepRecorder, record_steps
+from anchorlora.measurement.recorder import StepRecorder, Trace, record_steps
 from anchorlora.measurement.result import AuditResult
-from anchorlora.measurement.trace import Trace
 from anchorlora.models.cores_from_text import CoreRule, cores_from_data
 
 __all__ = [

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from anchorlora.adapters import AdaptedLayer, Anchor, read_adapter
+from anchorlora.devices import type_name
 from anchorlora.embedded import folder as embedded
 from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_cores, read_origin
@@ -21,7 +22,7 @@ from anchorlora.geometry import Factors, Subspace
 from anchorlora.measurement.directions import Protected, WeightDirections, row_space
 from anchorlora.measurement.drift import Drift, measure
 from anchorlora.measurement.layers import Audited, Block, LayerChange, block_layer, coarser
-from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer, type_name
+from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer
 from anchorlora.paths import expanded
 from anchorlora.store.adapter_config import WEIGHTS_FILE, read_config
 from anchorlora.store.artifact import Artifact, artifact_in

@@ -20,17 +20,20 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from anchorlora.adapters import AdapterStack, Anchor
+from anchorlora.config import Features
 from anchorlora.constraints import ProjectSingular
 from anchorlora.constraints.singular import directions_of
-from anchorlora.continual.batches import Window, example_mean, micro_batch, nobody, windows
-from anchorlora.continual.data import joining, remembered
-from anchorlora.continual.learn import accelerator_on, learn
+from anchorlora.continual.batches import Window, nobody, windows
+from anchorlora.continual.data import joining, remember
+from anchorlora.continual.learn import Learner, Rules, learning
+from anchorlora.continual.losses import one_by_one
+from anchorlora.continual.past import Past
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.data import Encoded, EncodedExamples, Example
-from anchorlora.features.store import FeatureStore
 from anchorlora.measurement.conditions import FactorSquares
 from anchorlora.measurement.drift import ROUNDING, measure
 from anchorlora.methods import Boundary, Method
+from anchorlora.processes import accelerator_on
 from anchorlora.store.record import largest_zero
 
 STEPS = 15
@@ -112,33 +115,21 @@ def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimi
     with dropout_from(seed, "base_model"):
         model = tiny_backbone()
     blocks = AdapterStack(model, targets=("q_proj", "v_proj"), rank=8, alpha=32, dropout=0.1)
-    rows = FeatureStore(limit=128)
-    method.plan.begin_task(blocks, stream(seed, "start/1"), first=True)
-    anchor = blocks.anchor(losses=partial(_losses, blocks, 1, seed))
-    with rows.collect(blocks.model):
-        _learn(blocks, anchor, method, 1, OPTIMIZERS["adamw"], seed)
-    cores, wides, past = _boundary(blocks, anchor, method, rows, stream(seed, "end/1"))
-    method.plan.begin_task(blocks, stream(seed, "start/2"), first=False)
-    anchor = blocks.anchor(cores=cores, wides=wides, past=past, losses=partial(_losses, blocks, 2, seed))
-    with rows.collect(blocks.model):
-        _learn(blocks, anchor, method, 2, optimizer, seed)
-    if not getattr(method.plan, "rewrites", False):
-        return anchor, anchor
-    _boundary(blocks, anchor, method, rows, stream(seed, "end/2"))
+    past = Past.empty(Features(rows=128, held_out_rows=0, energy=0.93, at_least=4, at_most=20, wide=32))
+    for task, make in ((1, OPTIMIZERS["adamw"]), (2, optimizer)):
+        method.plan.begin_task(blocks, stream(seed, f"start/{task}"), first=task == 1)
+        losses = partial(_losses, blocks, task, seed)
+        anchor = blocks.anchor(cores=past.cores, wides=past.wides, past=past.remembered, losses=losses)
+        with past.rows.collect(blocks.model):
+            _learn(blocks, anchor, method, task, make, seed)
+        if task == 2 and not getattr(method.plan, "rewrites", False):
+            return anchor, anchor
+        kept = {name: t for constraint in method.constraints for name, t in constraint.end_task(anchor).items()}
+        cores, kept = past.made(kept, provided=method.provided_cores)
+        boundary = Boundary(past.cores, past.protecting(cores), kept, stream(seed, f"end/{task}"))
+        method.plan.end_task(blocks, boundary)
+        past.append(cores, kept)
     return anchor, anchor.ending_at(blocks.factors())
-
-
-def _boundary(
-    blocks: AdapterStack, anchor: Anchor, method: Method, rows: FeatureStore, draw: torch.Generator
-) -> tuple[Any, Any, Any]:
-    """End a task as a run does: the next task's cores, its wide bases, and what constraints remember."""
-    past = {name: t for constraint in method.constraints for name, t in constraint.end_task(anchor).items()}
-    made = method.provided_cores
-    parts = made(past) if made else rows.decompose(energy=0.93, at_least=4, at_most=20, wide=32)
-    cores, wides = ({layer: getattr(part, kind) for layer, part in parts.items()} for kind in ("core", "wide"))
-    before = {layer.name: layer.core for layer in anchor.layers if layer.core is not None}
-    method.plan.end_task(blocks, Boundary(before, cores, past, draw))
-    return cores, wides, past
 
 
 def tiny_backbone() -> nn.Module:
@@ -157,33 +148,24 @@ def tiny_backbone() -> nn.Module:
 
 
 def _learn(blocks: AdapterStack, anchor: Anchor, method: Method, task: int, optimizer: Callable, seed: int) -> None:
-    with dropout_from(seed, f"dropout/{task}"):
-        learn(
-            blocks.model,
-            optimizer(method.plan.param_groups(blocks)),
-            anchor,
-            method.at(task),
-            _windows(method, task, seed),
-            loss=example_mean,
-            accelerator=accelerator_on(torch.device("cpu")),
-        )
+    optimizing, accelerator = optimizer(method.plan.param_groups(blocks)), accelerator_on(torch.device("cpu"))
+    learner = Learner(blocks.model, optimizing, anchor, method.at(task), accelerator)
+    with dropout_from(seed, f"dropout/{task}"), learning(learner, Rules()) as training:
+        for window in _windows(method, task, seed):
+            training.step(window)
 
 
 def _windows(method: Method, task: int, seed: int) -> Iterator[Window]:
     examples, memory = _examples(task, seed), []
     if method.rehearsal and task > 1:
-        memory = remembered(method.rehearsal, {"first": EncodedExamples(_examples(1, seed))}, seed)
+        memory = remember(method.rehearsal, {"first": EncodedExamples(_examples(1, seed))}, seed)
     join = joining(method.rehearsal, memory, seed, "second") if method.rehearsal and memory else nobody
     return windows(examples, range(len(examples)), size=8, micro=8, pad=1, rehearsed=join)
 
 
 def _losses(blocks: AdapterStack, task: int, seed: int, count: int) -> Iterator[Tensor]:
     """Losses of single examples of a task."""
-    blocks.model.eval()
-    for example in _examples(task, seed)[:count]:
-        batch = micro_batch([example], pad=1)
-        logits = blocks.model(**batch.inputs, logits_to_keep=batch.keep).logits
-        yield example_mean(logits, batch, Window((batch,)))
+    return one_by_one(blocks.model, _examples(task, seed)[:count], pad=1, device=torch.device("cpu"))
 
 
 def _examples(task: int, seed: int) -> list[Encoded]:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
+from anchorlora.devices import type_name
 from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_cores
 from anchorlora.measurement.adapters import audit_adapters
 from anchorlora.measurement.directions import WeightDirections
 from anchorlora.measurement.layers import Audited, LayerChange, weight_layer
-from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer, type_name
+from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer
 from anchorlora.store.artifact import Artifact, artifact_in
 from anchorlora.store.run_folder import refuse_altered
 from anchorlora.store.tensors import Weights, open_weights

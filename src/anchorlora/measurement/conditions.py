@@ -4,18 +4,14 @@
 
 A condition is preserved when it is no larger than rounding explains. One rounding of A leaves unit |A| sqrt(k/d) on V, where unit
 is its rms relative error; the tolerance is three times that, and 2 eps |A| for float32. B must be bitwise equal.
-
-`StepMoves` measures how far one optimizer step moved something inside protected directions: |(X - X_pre) V|.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from anchorlora.devices import float64_device, in_float64
 from anchorlora.geometry import Factors, Subspace
@@ -54,19 +50,19 @@ class FactorSquares:
         """Return the squared norms of one layer's factors."""
         core = core.to(dtype=torch.float64, device=float64_device(now.A.device))
         A, B = in_float64(now.A.detach()), in_float64(now.B.detach())
-        state, state_on = _square(A), _square(core.coordinates(A))
+        state, state_on = square_of(A), square_of(core.coordinates(A))
         noise = rounding(now.A.dtype) ** 2 * core.k / core.d * state
         if start is None:
-            return cls(state_on=state_on, state=state, output=_square(B), noise=noise, unknown=1)
+            return cls(state_on=state_on, state=state, output=square_of(B), noise=noise, unknown=1)
         A0, B0 = in_float64(start.A.detach()), in_float64(start.B.detach())
-        moved = _square(A - A0)
+        moved = square_of(A - A0)
         return cls(
-            moved_on=_square(core.coordinates(A - A0)),
+            moved_on=square_of(core.coordinates(A - A0)),
             moved=moved,
             state_on=state_on,
             state=state,
-            delta_b=_square(B - B0),
-            output=max(_square(B), _square(B0)),
+            delta_b=square_of(B - B0),
+            output=max(square_of(B), square_of(B0)),
             noise=noise,
             chance=core.k / core.d * moved,
         )
@@ -88,37 +84,10 @@ class FactorSquares:
         return {"displacement": displacement, "state": state, "delta_b": delta_b}
 
 
-def _square(x: torch.Tensor) -> float:
+def square_of(x: torch.Tensor) -> float:
+    """Return the squared norm of a tensor."""
     return float(x.square().sum())
 
 
 def _ratio(above: float, below: float) -> float | None:
     return math.sqrt(above / below) if below > 0 else None
-
-
-Read = Callable[[], Tensor]
-
-
-class StepMoves:
-    """How far one optimizer step moves tensors inside their protected directions: `watched` (.., d)."""
-
-    def __init__(self, watched: Mapping[str, tuple[Read, Subspace]]) -> None:
-        self.watched = watched
-        self.before: dict[str, Tensor] = {}
-
-    def begin(self) -> None:
-        """Copy the tensors as they are before the step."""
-        self.before = {name: read().detach().clone() for name, (read, _) in self.watched.items()}
-
-    def inside(self) -> dict[str, float]:
-        """Return the norm of each move inside its directions, by layer, computed in float64."""
-        out = {}
-        for name, (read, core) in self.watched.items():
-            move = in_float64(read().detach()) - in_float64(self.before[name])
-            out[name] = float(core.coordinates(move).norm())
-        return out
-
-
-def together(norms: Mapping[str, float]) -> float:
-    """Return the norm over all layers."""
-    return math.sqrt(sum(norm**2 for norm in norms.values()))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from anchorlora.devices import float64_device, in_float64, placed
 from anchorlora.geometry import Factors, Product, Subspace
-from anchorlora.measurement.conditions import TELLING, Condition, FactorSquares
+from anchorlora.measurement.conditions import TELLING, Condition, FactorSquares, square_of
 from anchorlora.measurement.directions import Protected
 from anchorlora.measurement.drift import Drift, Squares, rounding, sum_up
 
@@ -128,16 +128,16 @@ def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> LayerCh
     written = V.new_zeros(U.shape[1], before.shape[1])
     for rows, dW in _moves(before, after):
         response = dW @ V
-        eff, old = eff + _square(dW), old + _square(response)
-        new += _square(dW - response @ V.T)
+        eff, old = eff + square_of(dW), old + square_of(response)
+        new += square_of(dW - response @ V.T)
         written += U[rows].T @ dW
-        size += _square(in_float64(after[rows]))
+        size += square_of(in_float64(after[rows]))
     for rows, dW in _moves(before, after) if left else ():
-        off += _square(dW - U[rows] @ written)
+        off += square_of(dW - U[rows] @ written)
     unit = max(rounding(before.dtype), rounding(after.dtype)) ** 2 * size
     right = Squares(eff, old, new, eff, unit * core.k / core.d, core.k / core.d * eff)
     share = left.k / left.d if left else 0.0
-    writes = Squares(eff, _square(written), off, eff, unit * share, share * eff) if left else None
+    writes = Squares(eff, square_of(written), off, eff, unit * share, share * eff) if left else None
     return LayerChange(frozenset({"full weight"}), right, writes, k=core.k, d=core.d)
 
 
@@ -223,7 +223,7 @@ def _paths(block: Block, core: Subspace) -> Paths:
     start = block.start or block.now.unborn()
     A, B, A0, B0 = (in_float64(x.detach()) for x in (block.now.A, block.now.B, start.A, start.B))
     s = block.now.scale
-    return Paths(_square(s * B0 @ core.coordinates(A - A0)), _square(s * (B - B0) @ core.coordinates(A)))
+    return Paths(square_of(s * B0 @ core.coordinates(A - A0)), square_of(s * (B - B0) @ core.coordinates(A)))
 
 
 def _floor(blocks: Sequence[Block], *, k: int, d: int) -> float:
@@ -255,7 +255,3 @@ def _plus(one: Any, other: Any) -> Any:
 def _numbers(drift: Drift) -> dict[str, float | None]:
     names = ("d_eff", "d_old", "d_new", "rho", "rho_floor", "chance")
     return {**{name: getattr(drift, name) for name in names}, "bound": None if drift.rho is None else drift.bound}
-
-
-def _square(x: Tensor) -> float:
-    return float(x.square().sum())

@@ -1,19 +1,23 @@
-"""Record what every optimizer step does to protected directions, one JSON line per step; nothing is constrained.
+"""Record what optimizer steps do to protected directions, one JSON line per recorded step; nothing is constrained.
 
-`StepRecorder` is a constraint for `protect`, listed last; `record_steps` wraps any optimizer and any weights, such as OSF's.
+`Trace` follows a task of a run at some of its steps: its drift, penalties, gradients and moves. `StepRecorder` audits every step of
+any loop under `protect`. Both are constraints, listed last, so that they measure what the others left; `record_steps` wraps any
+optimizer and any weights, such as OSF's. docs/reference.md lists the fields.
 
-    violation_before  |(X - X_pre) V| of the step as the optimizer made it      X  A of a LoRA block, or a weight W
-    violation_after   the same after projection
-    rho               |dW V| / |dW| since the start;  left_..  the same for U^T (B or W) and U^T dW, where there are left directions
+    before  |(X - X_pre) V| of the step as the optimizer made it      X  A of a LoRA block, or a weight W
+    after   the same after projection
+    rho     |dW V| / |dW| since the start;  left_..  the same for U^T (B or W) and U^T dW, where there are left directions
 
 The first violation is read directly after the optimizer; the second, for `record_steps`, when the next step begins or the block
-ends, so a projection counts wherever it stands in the loop.
+ends, so a projection counts wherever it stands in the loop. A trace records round(linspace(0, steps, points)), both ends included;
+the ratios of step 0, where nothing has moved, are null.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,13 +31,102 @@ from torch.optim import Optimizer
 from anchorlora.adapters import Anchor
 from anchorlora.constraints import innermost
 from anchorlora.constraints.base import ActiveConstraint
+from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Subspace
-from anchorlora.measurement.conditions import Read, StepMoves, together
+from anchorlora.measurement.conditions import square_of
 from anchorlora.measurement.directions import Belief, FeatureCores, Protected
+from anchorlora.measurement.drift import measure
 from anchorlora.measurement.layers import Audited, Block, DriftReading, LayerChange, block_layer, weight_layer
 
-Watched = Mapping[str, nn.Module | Tensor | Callable[[], Tensor]]
+Read = Callable[[], Tensor]
+Watched = Mapping[str, nn.Module | Tensor | Read]
+
+
+class StepMoves:
+    """How far one optimizer step moves tensors inside their protected directions: `watched` (.., d)."""
+
+    def __init__(self, watched: Mapping[str, tuple[Read, Subspace]]) -> None:
+        self.watched = watched
+        self.before: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """Copy the tensors as they are before the step."""
+        self.before = {name: read().detach().clone() for name, (read, _) in self.watched.items()}
+
+    def inside(self) -> dict[str, float]:
+        """Return the norm of each move inside its directions, by layer, computed in float64."""
+        out = {}
+        for name, (read, core) in self.watched.items():
+            move = in_float64(read().detach()) - in_float64(self.before[name])
+            out[name] = float(core.coordinates(move).norm())
+        return out
+
+
+def together(norms: Mapping[str, float]) -> float:
+    """Return the norm over all layers."""
+    return math.sqrt(sum(norm**2 for norm in norms.values()))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Record the drift during a task into a JSON Lines file. A constraint that constrains nothing; list it last.
+
+    Args:
+        path: The file that lines are appended to.
+        steps: Optimizer steps of the task, not micro-batches.
+        points: Number of recorded steps, both ends included; at least 2.
+        task: Number of the task, written into every line.
+        per_layer: Whether each line holds the drift of every layer as well.
+        check: Called before each line is written; raises where the file must not be written any more.
+
+    Example:
+        >>> import json
+        >>> from anchorlora import Anchor, ProjectDisplacement, protect
+        >>> from anchorlora.measurement import Trace
+        >>> model = tiny()
+        >>> trained = [p for p in model.parameters() if p.requires_grad]
+        >>> anchor = Anchor.of(model, cores=cores_of(model))
+        >>> optimizer = torch.optim.AdamW(trained)
+        >>> path = tmp / "trace.jsonl"
+        >>> trace = Trace(path, steps=4, points=3)
+        >>> with protect(optimizer, anchor, [ProjectDisplacement("A"), trace]):
+        ...     for _ in range(4):
+        ...         for p in trained:
+        ...             p.grad = torch.randn_like(p)  # loss.backward() in a real loop
+        ...         optimizer.step()
+        >>> [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        [0, 2, 4]
+    """
+
+    path: Path | str
+    steps: int
+    points: int = 64
+    task: int = 2
+    per_layer: bool = False
+    check: Callable[[], None] = lambda: None
+    first_task = 2
+    requires = ()
+
+    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
+        """Start to record.
+
+        Args:
+            anchor: The task's anchor, with cores.
+        """
+        return _Tracing(self, anchor)
+
+    def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
+        """Return nothing: later tasks need to know nothing.
+
+        Args:
+            anchor: The anchor of the finished task.
+        """
+        return {}
+
+    def recorded(self) -> list[int]:
+        """Return the recorded steps, in order."""
+        return sorted({round(i * self.steps / (self.points - 1)) for i in range(self.points)})
 
 
 @dataclass(frozen=True)
@@ -93,7 +186,7 @@ class StepRecorder:
         def layers() -> dict[str, LayerChange]:
             return {s.name: block_layer([Block(s.current, s.start)], protected[s.name]) for s in anchor.layers}
 
-        return _Auditing(_Recorder(self.path, self.every, StepMoves(routing), _left_moves(outputs), layers))
+        return _Auditing(self.path, self.every, StepMoves(routing), _left_moves(outputs), layers)
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
         """Return nothing: later tasks need nothing of an audit.
@@ -148,12 +241,12 @@ def record_steps(
     def now() -> dict[str, LayerChange]:
         return {name: weight_layer(start[name], read().detach(), protected[name]) for name, read in reads.items()}
 
-    recorder = _Recorder(path, every, StepMoves(rights), _left_moves(lefts), now)
+    recorder = _Auditing(path, every, StepMoves(rights), _left_moves(lefts), now)
 
     @torch.no_grad()
     def before(*_: Any) -> None:
-        recorder.settle()
-        recorder.begin()
+        recorder.after_optimizer_step()
+        recorder.after_backward()
 
     @torch.no_grad()
     def after(*_: Any) -> None:
@@ -164,29 +257,28 @@ def record_steps(
         hooks = [inner.register_step_pre_hook(before), inner.register_step_post_hook(after)]
         yield
         with torch.no_grad():
-            recorder.settle()
+            recorder.after_optimizer_step()
     finally:
         for hook in hooks:
             hook.remove()
 
 
-class _Recorder:
-    """The hooks of a step, whoever calls them, and the file."""
+class _Recording(ActiveConstraint):
+    """Hooks of a recorded step, whoever calls them: how far it moved on each side, before and after projection."""
 
-    def __init__(
-        self, path: Path, every: int, right: StepMoves, left: StepMoves | None, layers: Callable[[], Mapping[str, LayerChange]]
-    ) -> None:
-        self.path, self.every, self.layers = path, every, layers
-        self.sides = {"": right} | ({"left_": left} if left else {})
-        self.step = 0
+    def __init__(self, path: Path | str, is_due: Callable[[int], bool], sides: Mapping[str, StepMoves]) -> None:
+        self.path, self.is_due, self.sides, self.step = Path(path), is_due, sides, 0
         self.raw: dict[str, dict[str, float]] | None = None
 
     @property
     def due(self) -> bool:
-        """True if the current step is recorded."""
-        return (self.step + 1) % self.every == 0
+        """True if the step that is being made is recorded."""
+        return self.is_due(self.step + 1)
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
+        self.step = step
+
+    def after_backward(self) -> None:
         if self.due:
             for moves in self.sides.values():
                 moves.begin()
@@ -197,39 +289,98 @@ class _Recorder:
             self.raw = {side: moves.inside() for side, moves in self.sides.items()}
         self.step += 1
 
-    def settle(self) -> None:
+    def after_optimizer_step(self) -> None:
         """Projections are done: write the step if it is due and not yet written."""
-        if self.raw is None:
-            return
-        after = {side: moves.inside() for side, moves in self.sides.items()}
+        if self.raw is not None:
+            raw, self.raw = self.raw, None
+            self.write(self.line(raw, {side: moves.inside() for side, moves in self.sides.items()}))
+
+    def line(self, before: Mapping[str, dict[str, float]], after: Mapping[str, dict[str, float]]) -> dict[str, Any]:
+        """Return the line of a step, by the norms of its moves: side -> layer -> norm."""
+        raise NotImplementedError
+
+    def write(self, line: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+class _Auditing(_Recording):
+    """Steps with the reading of an audit at each."""
+
+    def __init__(
+        self, path: Path, every: int, right: StepMoves, left: StepMoves | None, layers: Callable[[], Mapping[str, LayerChange]]
+    ) -> None:
+        super().__init__(path, lambda step: step % every == 0, {"": right} | ({"left_": left} if left else {}))
+        self.layers = layers
+
+    def line(self, before: Mapping[str, dict[str, float]], after: Mapping[str, dict[str, float]]) -> dict[str, Any]:
         audited = Audited.of(self.layers())
         line: dict[str, Any] = {"step": self.step, **_numbers(audited.overall)}
         rows: dict[str, Any] = {name: _numbers(reading) for name, reading in audited.layers.items()}
         for side in self.sides:
-            for moment, norms in (("before", self.raw[side]), ("after", after[side])):
+            for moment, norms in (("before", before[side]), ("after", after[side])):
                 line[f"{side}violation_{moment}"] = together(norms)
                 for name, norm in norms.items():
                     rows[name][f"{side}violation_{moment}"] = norm
-        self.raw = None
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**line, "layers": rows}, ensure_ascii=False) + "\n")
+        return {**line, "layers": rows}
 
 
-class _Auditing(ActiveConstraint):
-    def __init__(self, recorder: _Recorder) -> None:
-        self.recorder = recorder
+class _Tracing(_Recording):
+    """Steps with the drift of the task at each, and what its gradients were."""
+
+    def __init__(self, trace: Trace, anchor: Anchor) -> None:
+        moves = StepMoves({s.name: (partial(s.factor, "A"), s.core) for s in anchor.layers if s.core is not None})
+        super().__init__(trace.path, set(trace.recorded()).__contains__, {"": moves})
+        self.trace, self.anchor = trace, anchor
+        self.others: Sequence[ActiveConstraint] = ()
+        self.norms: dict[str, float | None] = {"task": None, "penalties": None}
+        self.gradients: list[Tensor] = []
+
+    def see(self, active: Sequence[ActiveConstraint]) -> None:
+        self.others = [c for c in active if c is not self]
 
     def begin(self, step: int) -> None:
-        self.recorder.step = step
+        super().begin(step)
+        if step == 0:
+            self.write(self.line({}, {}))
 
     def after_backward(self) -> None:
-        self.recorder.begin()
+        super().after_backward()
+        if self.due:
+            self.gradients = [in_float64(g).clone() for g in self.gradients_now()]
+            self.norms["task"] = _norm(self.gradients)
 
-    def after_raw_update(self) -> None:
-        self.recorder.after_raw_update()
+    def add_penalty_grads(self) -> None:
+        if self.due:  # listed last: the others have added theirs
+            added = [in_float64(g) - before for g, before in zip(self.gradients_now(), self.gradients, strict=True)]
+            self.norms["penalties"] = _norm(added)
 
-    def after_optimizer_step(self) -> None:
-        self.recorder.settle()
+    def gradients_now(self) -> list[Tensor]:
+        factors = [layer.factor(name) for layer in self.anchor.layers for name in ("A", "B")]
+        return [p.grad for p in factors if p.grad is not None]
+
+    def line(self, before: Mapping[str, dict[str, float]], after: Mapping[str, dict[str, float]]) -> dict[str, Any]:
+        drift, violations = measure(self.anchor), {"wrp_before": before, "wrp_after": after}
+        line: dict[str, Any] = {"task": self.trace.task, "step": self.step, **drift.as_dict()}
+        line |= {name: together(norms[""]) if norms else None for name, norms in violations.items()}
+        line["penalties"] = {name: value for c in self.others for name, value in c.readings().items()} if self.step else {}
+        line |= {"grad_norms": dict(self.norms), "moves": {name: self.moved(name) for name in ("A", "B")}}
+        if self.trace.per_layer:
+            line["layers"] = {layer: layer_drift.as_dict() for layer, layer_drift in drift.layers.items()}
+        return line
+
+    def moved(self, name: str) -> float:
+        """Norm of what a factor has moved in this task, over all layers."""
+        pairs = [(layer.current.whole(), layer.start.whole()) for layer in self.anchor.layers]
+        return _norm([in_float64(getattr(now, name).detach()) - in_float64(getattr(start, name)) for now, start in pairs])
+
+    def write(self, line: dict[str, Any]) -> None:
+        self.trace.check()
+        super().write(line)
+
+
+def _norm(parts: Sequence[Tensor]) -> float:
+    return math.sqrt(sum(map(square_of, parts)))
 
 
 def _numbers(reading: DriftReading) -> dict[str, float | None]:
@@ -248,7 +399,7 @@ def _transpose(read: Read) -> Tensor:
     return read().mT
 
 
-def _reader(layer: nn.Module | Tensor | Callable[[], Tensor]) -> Read:
+def _reader(layer: nn.Module | Tensor | Read) -> Read:
     if isinstance(layer, nn.Module):
         return lambda: layer.weight  # type: ignore[return-value]  # read anew: a weight may be replaced
     return (lambda: layer) if isinstance(layer, Tensor) else layer

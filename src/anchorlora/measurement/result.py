@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Subspace
 from anchorlora.measurement.advice import advice, verdict
@@ -100,8 +98,3 @@ def by_layer(cores: Mapping[str, Subspace], layers: set[str], where: str) -> Fin
             "these cores were made for another model or other layers"
         )
     return lambda layer: Protected(cores[layer])
-
-
-def type_name(dtype: torch.dtype) -> str:
-    """Return the name of a type without "torch."."""
-    return str(dtype).removeprefix("torch.")

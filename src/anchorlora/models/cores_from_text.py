@@ -27,7 +27,7 @@ from anchorlora.data import Sample, read_samples, token_ids
 from anchorlora.errors import InvalidValue
 from anchorlora.features.collector import EXPERT
 from anchorlora.features.files import write_cores
-from anchorlora.features.layout import Layout, common_prefix
+from anchorlora.features.layout import pack
 from anchorlora.features.store import FeatureStore, LayerCore
 from anchorlora.geometry import Subspace
 from anchorlora.models.load import ends_of
@@ -161,7 +161,7 @@ def cores_from_data(
     folder = None if adapter is None else Path(adapter)
     if folder is not None:
         refuse_altered(folder)
-        read_adapter(folder)
+        read_adapter(folder, beside={})
     if (data is None) is (own is None):
         raise InvalidValue("cores are made from text or from what the model writes itself: give one of them")
     samples = [] if data is None else read_samples(data, column=column, limit=limit)
@@ -190,12 +190,12 @@ def cores_from_data(
 Watch = Callable[[int, int], None]  # is told how many texts are read, and of how many
 
 
-def unwatched(done: int, total: int) -> None:
+def ignore(done: int, total: int) -> None:
     """Take no notice of texts."""
 
 
 def cores_of_samples(
-    adapted: Any, tokenizer: Any, samples: Sequence[Sample], rule: CoreRule, *, device: torch.device, watch: Watch = unwatched
+    adapted: Any, tokenizer: Any, samples: Sequence[Sample], rule: CoreRule, *, device: torch.device, watch: Watch = ignore
 ) -> MadeCores:
     """Make the cores of a model that is loaded."""
     store, used = _read(adapted, tokenizer, samples, rule, device=device, watch=watch)
@@ -263,13 +263,13 @@ def _rows_together(
         sizes = accumulate(len(ids) for ids, _ in texts[start:])
         end = start + max(1, sum(1 for _ in takewhile(ROW_TOKENS.__ge__, sizes)))
         group, start = texts[start:end], end
-        prefix = common_prefix([ids for ids, _ in group]) if len(group) > 1 else 0
-        layout = Layout(prefix, tuple(len(ids) - prefix for ids, _ in group))
-        row, places = group[0][0][:prefix], list[int]()
-        for ids, kept in group:
-            places += [at if at < prefix else len(row) + at - prefix for at in kept]
-            row = row + ids[prefix:]
-        ends = torch.tensor([prefix, *layout.lengths], device=device).cumsum(0)[1:] - 1
+        layout, row = pack([ids for ids, _ in group])
+        places = [
+            at if at < layout.prefix else start_of_own + at - layout.prefix
+            for (_, kept), start_of_own in zip(group, layout.starts, strict=True)
+            for at in kept
+        ]
+        ends = layout.ends().to(device)
         with packed(adapted, layout, ends):  # so the last layer's own part is read at these alone, where nothing is adapted in it
             yield torch.tensor([row], device=device), torch.tensor(places, device=device)
         watch(end, len(texts))

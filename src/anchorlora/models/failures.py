@@ -41,8 +41,8 @@ def reading(what: str) -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """Return the kind of an error and the first line of its message; also the second line where the first ends in a colon."""
     lines = str(error).strip().splitlines()
-    said = " ".join(line.strip() for line in lines[: 2 if lines and lines[0].endswith(":") else 1])
-    return f"{type(error).__name__}: {said:.300}" if said else type(error).__name__
+    message = " ".join(line.strip() for line in lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return f"{type(error).__name__}: {message:.300}" if message else type(error).__name__
 
 
 def cannot_be_loaded(model: str | None) -> str:
@@ -50,17 +50,17 @@ def cannot_be_loaded(model: str | None) -> str:
     return f"the model {model} cannot be loaded"
 
 
-def read_model(family: ModelFamily, place: Any, name: str | None, **how: Any) -> PreTrainedModel:
+def read_model(family: ModelFamily, source: Any, name: str | None, **how: Any) -> PreTrainedModel:
     """Load a model whose tensors all come from its files, with no tensor in the files left over."""
     with reading(cannot_be_loaded(name)), _without_warnings():
-        model, info = family.load(place, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **how)
+        model, info = family.load(source, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **how)
     for kind, words in WRONG:
-        found = sorted(key if isinstance(key, str) else str(key[0]) for key in info[kind])
+        keys = sorted(key if isinstance(key, str) else str(key[0]) for key in info[kind])
         if kind == "unexpected_keys":
-            found = [key for key in found if not MADE_ANEW.search(key)]
-        if found:
-            more = f" ({len(found)} such tensors)" if len(found) > 1 else ""
-            raise InvalidValue(f"{cannot_be_loaded(name)}: {words.format(found[0])}{more}; fetch the model again")
+            keys = [key for key in keys if not MADE_ANEW.search(key)]
+        if keys:
+            more = f" ({len(keys)} such tensors)" if len(keys) > 1 else ""
+            raise InvalidValue(f"{cannot_be_loaded(name)}: {words.format(keys[0])}{more}; fetch the model again")
     return model
 
 

@@ -34,11 +34,11 @@ class ModelFamily(Protocol):
         """
         ...
 
-    def load(self, place: Any, **how: Any) -> Any:
+    def load(self, source: Any, **how: Any) -> Any:
         """Return what `from_pretrained` of the family's class returns.
 
         Args:
-            place: Folder or hub name.
+            source: Folder or hub name.
             how: Arguments of `from_pretrained`; among them `output_loading_info=True`, so the result is a model and a dictionary.
         """
         ...
@@ -60,9 +60,9 @@ class CausalLM:
         """Return True unless the model has an encoder of its own."""
         return not config.is_encoder_decoder
 
-    def load(self, place: Any, **how: Any) -> Any:
+    def load(self, source: Any, **how: Any) -> Any:
         """Load with AutoModelForCausalLM."""
-        return AutoModelForCausalLM.from_pretrained(place, **how)
+        return AutoModelForCausalLM.from_pretrained(source, **how)
 
     def empty(self, config: PretrainedConfig, **how: Any) -> PreTrainedModel:
         """Build with AutoModelForCausalLM."""
@@ -74,8 +74,8 @@ MODEL_FAMILIES: list[ModelFamily] = [CausalLM()]
 
 def family_of(config: PretrainedConfig, name: str | None) -> ModelFamily:
     """Return the first family in `MODEL_FAMILIES` that owns a configuration."""
-    found = next((family for family in MODEL_FAMILIES if family.owns(config)), None)
-    if found is None:
+    owner = next((family for family in MODEL_FAMILIES if family.owns(config)), None)
+    if owner is None:
         if config.is_encoder_decoder:
             raise InvalidValue(
                 f"encoder-decoder models are not supported: the model {name} ({config.model_type}) is one; give a causal language "
@@ -85,4 +85,4 @@ def family_of(config: PretrainedConfig, name: str | None) -> ModelFamily:
             f"the model {name} is a model of type {config.model_type}, and only causal language models are supported; give one, or "
             "write a ModelFamily"
         )
-    return found
+    return owner

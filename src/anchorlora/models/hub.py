@@ -1,4 +1,4 @@
-"""What an estimate needs of a model on the hub: its cached folder, or an answer of the hub within two seconds.
+"""The files that an estimate needs of a model on the hub: its cached folder, or an answer of the hub within two seconds.
 
 Loading a model asks the hub again and again for half a minute, which is right for a run and wrong for a question.
 """
@@ -30,11 +30,11 @@ def cached_folder(settings: BaseModelSettings) -> Path | None:
     if name is None or is_path(name):
         return None
     try:
-        found = try_to_load_from_cache(name, CONFIG, revision=revision)
+        file = try_to_load_from_cache(name, CONFIG, revision=revision)
     except HFValidationError:  # reading it says what is wrong with the name
         return None
-    if isinstance(found, str):
-        return Path(found).parent
+    if isinstance(file, str):
+        return Path(file).parent
     reason = _silence(name, revision)
     if reason is not None:
         raise InvalidValue(
@@ -49,19 +49,19 @@ def _silence(name: str, revision: str | None) -> str | None:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 
-    said: list[str | None] = []
+    reasons: list[str | None] = []
 
     def ask() -> None:
         try:
             get_hf_file_metadata(hf_hub_url(name, CONFIG, revision=revision), timeout=PATIENCE)
-            said.append(None)
+            reasons.append(None)
         except HfHubHTTPError as error:
             status = getattr(error.response, "status_code", 0)
-            said.append(f"status {status}" if status >= 500 else None)
+            reasons.append(f"status {status}" if status >= 500 else None)
         except Exception as error:
-            said.append(str(error).strip().partition("\n")[0] or type(error).__name__)
+            reasons.append(str(error).strip().partition("\n")[0] or type(error).__name__)
 
     asking = threading.Thread(target=ask, daemon=True)  # looking a name up takes as long as the system wants
     asking.start()
     asking.join(PATIENCE)
-    return said[0] if said else f"nothing within {PATIENCE:g} seconds"
+    return reasons[0] if reasons else f"nothing within {PATIENCE:g} seconds"

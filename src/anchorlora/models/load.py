@@ -24,8 +24,8 @@ from transformers.utils import cached_file, find_adapter_config_file
 from anchorlora.adapters import keep_unpacked
 from anchorlora.config import BaseModelSettings
 from anchorlora.data.templates import stop_ids
-from anchorlora.devices import chosen, has_bfloat16
-from anchorlora.errors import InvalidValue, MissingExtra
+from anchorlora.devices import chosen, has_bfloat16, type_name
+from anchorlora.errors import InvalidValue, MissingExtra, message_of
 from anchorlora.models.failures import cannot_be_loaded, read_model, reading, refuse_not_finite
 from anchorlora.models.families import family_of
 from anchorlora.models.hub import is_path
@@ -84,12 +84,12 @@ def load_base_model(settings: BaseModelSettings, *, folder: Path | None = None, 
         >>> load_base_model(settings, folder=folder("embedded:mini", "base_model")).dtype
         'float32'
     """
-    place, device, dtype = _place(settings, folder), device_of(settings), dtype_of(settings)
+    origin, device, dtype = _origin(settings, folder), device_of(settings), dtype_of(settings)
     _refuse_absent(device)
-    commit = _commit(settings, place)  # a branch may move while its files are read: what follows is of one commit
-    config = _config(settings, place, commit)
+    commit = _commit(settings, origin)  # a branch may move while its files are read: what follows is of one commit
+    config = _config(settings, origin, commit)
     how = quantization(settings, config)
-    tokenizer, model = _load(config, settings, place, commit, dtype=dtype, **(_quantizing(settings, device, dtype) if how else {}))
+    tokenizer, model = _load(config, settings, origin, commit, dtype=dtype, **(_quantizing(settings, device, dtype) if how else {}))
     tokenizer = of_adapter(tokenizer, adapter, settings)
     with reading(cannot_be_loaded(settings.model)):
         tokenizer.padding_side = "left"
@@ -103,11 +103,11 @@ def load_base_model(settings: BaseModelSettings, *, folder: Path | None = None, 
     if how:
         keep_unpacked(model)
     refuse_not_finite(model, settings.model)
-    revision, name = commit or settings.revision, str(dtype).removeprefix("torch.")
     parameters = model.num_parameters() if how else sum(p.numel() for p in model.parameters())
-    kind = f"{name} over {how}" if how else name
-    hashes = file_hashes(place, settings) if isinstance(place, Path) else {}
+    kind = f"{type_name(dtype)} over {how}" if how else type_name(dtype)
+    hashes = file_hashes(origin, settings) if isinstance(origin, Path) else {}
     fingerprint = _fingerprint(hashes) if hashes else commit
+    revision = commit or settings.revision
     return LoadedModel(model, tokenizer, str(settings.model), revision, fingerprint, kind, device, parameters, hashes)
 
 
@@ -115,6 +115,11 @@ def ends_of(model: Any) -> tuple[int, ...]:
     """Return the tokens at which a model's generation configuration stops."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return () if ends is None else tuple(map(int, ends)) if isinstance(ends, (list, tuple)) else (int(ends),)
+
+
+def pad_of(tokenizer: Any) -> int:
+    """Return the token that fills rows up: the tokenizer's own, or its end."""
+    return int(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
 
 
 def cache_argument(function: Any) -> str:
@@ -132,23 +137,23 @@ def cache_in(outputs: Any) -> Any:
 
 def load_weights(settings: BaseModelSettings, *, folder: Path | None = None) -> tuple[PreTrainedModel, Any, str | None]:
     """Load a model as it is stored: the weights' own type, the model's own generation settings, on the CPU."""
-    place = _place(settings, folder)
-    commit = _commit(settings, place)
-    config = _config(settings, place, commit)
-    how = _stored_as(config) or settings.quantized
+    origin = _origin(settings, folder)
+    commit = _commit(settings, origin)
+    config = _config(settings, origin, commit)
+    how = _storage(config) or settings.quantized
     if how:
         raise InvalidValue(
             f"the model {settings.model} is quantized ({how}), and its weights take no update without being quantized again; "
             "export with --form cat or svd, or give the model in full precision with --model"
         )
-    tokenizer, model = _load(config, settings, place, commit, dtype="auto")
+    tokenizer, model = _load(config, settings, origin, commit, dtype="auto")
     refuse_not_finite(model, settings.model)
-    return model.eval(), tokenizer, _sha256(settings, place, commit)
+    return model.eval(), tokenizer, _sha256(settings, origin, commit)
 
 
 def quantization(settings: BaseModelSettings, config: PretrainedConfig) -> str | None:
     """Return how the weights are held: "nf4", "fp4" or "int8", as stored or as the settings ask; None for full precision."""
-    stored = _stored_as(config)
+    stored = _storage(config)
     if stored and settings.quantized:
         raise InvalidValue(f"the model {settings.model} is stored in {stored} already; leave quantized={settings.quantized} out")
     if (stored or settings.quantized) and find_spec("bitsandbytes") is None:
@@ -171,42 +176,42 @@ def _quantizing(settings: BaseModelSettings, device: torch.device, dtype: torch.
     return {"device_map": {"": device}, **({"quantization_config": BitsAndBytesConfig(**kind)} if kind else {})}
 
 
-def _stored_as(config: PretrainedConfig) -> str | None:
-    found: Any = getattr(config, "quantization_config", None)
-    if found is None:
+def _storage(config: PretrainedConfig) -> str | None:
+    stored: Any = getattr(config, "quantization_config", None)
+    if stored is None:
         return None
-    if not isinstance(found, dict) and not hasattr(found, "to_dict"):
+    if not isinstance(stored, dict) and not hasattr(stored, "to_dict"):
         raise InvalidValue("the model's quantization_config is not an object; fetch the model again")
-    fields = found if isinstance(found, dict) else found.to_dict()
+    fields = stored if isinstance(stored, dict) else stored.to_dict()
     method = str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
     if method != "bitsandbytes":
         raise InvalidValue(f"the model is quantized with {method}; only bitsandbytes and full precision are supported")
     return "int8" if fields.get("load_in_8bit") else str(fields.get("bnb_4bit_quant_type", "fp4"))
 
 
-def _place(settings: BaseModelSettings, folder: Path | None) -> str | Path:
+def _origin(settings: BaseModelSettings, folder: Path | None) -> str | Path:
     if settings.model is None:
         raise InvalidValue("no model is named; give one with --model")
     if folder is not None or not is_path(settings.model):
         return folder or settings.model
-    place = expanded(settings.model)
-    if not (place / "config.json").is_file():
-        raise InvalidValue(f"no model at {settings.model}: it has no config.json{nearest_folders(place)}")
-    return place
+    origin = expanded(settings.model)
+    if not (origin / "config.json").is_file():
+        raise InvalidValue(f"no model at {settings.model}: it has no config.json{nearest_folders(origin)}")
+    return origin
 
 
-def _config(settings: BaseModelSettings, place: str | Path, commit: str | None) -> PretrainedConfig:
-    if isinstance(place, Path):
-        refuse_foreign(place, code=settings.trust_remote_code is not None)
+def _config(settings: BaseModelSettings, origin: str | Path, commit: str | None) -> PretrainedConfig:
+    if isinstance(origin, Path):
+        refuse_foreign(origin, code=settings.trust_remote_code is not None)
     with reading(cannot_be_loaded(settings.model)):
-        adapter = find_adapter_config_file(str(place), revision=commit)
+        adapter = find_adapter_config_file(str(origin), revision=commit)
     if adapter is not None:  # transformers would put it on the weights, or on those of a model that it names
         raise InvalidValue(
             f"the model {settings.model} holds an adapter ({CONFIG_FILE}), which would change its weights; "
             "merge the adapter into them, or move its files out of the folder"
         )
     with reading(cannot_be_loaded(settings.model)):
-        return AutoConfig.from_pretrained(place, **_source(settings, commit))
+        return AutoConfig.from_pretrained(origin, **_source(settings, commit))
 
 
 def source_of(settings: BaseModelSettings) -> dict[str, Any]:
@@ -221,16 +226,16 @@ def source_of(settings: BaseModelSettings) -> dict[str, Any]:
 
 def commit_of(settings: BaseModelSettings, *, folder: Path | None = None) -> str | None:
     """Return the commit that a model's revision stands for on the hub; None for a folder."""
-    return _commit(settings, _place(settings, folder))
+    return _commit(settings, _origin(settings, folder))
 
 
-def _commit(settings: BaseModelSettings, place: str | Path) -> str | None:
+def _commit(settings: BaseModelSettings, origin: str | Path) -> str | None:
     """Commit that the settings' revision stands for now; None for a folder."""
-    if isinstance(place, Path):
+    if isinstance(origin, Path):
         return None
     with reading(cannot_be_loaded(settings.model)):
-        found = cached_file(place, "config.json", revision=source_of(settings)["revision"])
-    named = re.search(r"[/\\]snapshots[/\\]([0-9a-f]{40})[/\\]", str(found))
+        file = cached_file(origin, "config.json", revision=source_of(settings)["revision"])
+    named = re.search(r"[/\\]snapshots[/\\]([0-9a-f]{40})[/\\]", str(file))
     return named[1] if named else None
 
 
@@ -239,21 +244,21 @@ def _source(settings: BaseModelSettings, commit: str | None) -> dict[str, Any]:
 
 
 def _load(
-    config: PretrainedConfig, settings: BaseModelSettings, place: str | Path, commit: str | None, **how: Any
+    config: PretrainedConfig, settings: BaseModelSettings, origin: str | Path, commit: str | None, **how: Any
 ) -> tuple[Any, Any]:
     family, source = family_of(config, settings.model), _source(settings, commit)
     with reading(cannot_be_loaded(settings.model)):
-        tokenizer = with_template(AutoTokenizer.from_pretrained(place, **source), settings)
-    return tokenizer, read_model(family, place, settings.model, **how, **source)
+        tokenizer = with_template(AutoTokenizer.from_pretrained(origin, **source), settings)
+    return tokenizer, read_model(family, origin, settings.model, **how, **source)
 
 
 def tokenizer_of(settings: BaseModelSettings, *, folder: Path | None = None, adapter: Path | None = None) -> Any:
     """Return the tokenizer of a model."""
-    place = _place(settings, folder)
-    if isinstance(place, Path) and not any(place.glob("tokenizer*")):  # transformers may make one that knows no word
-        raise InvalidValue(f"no tokenizer at {place}; fetch the model again")
+    origin = _origin(settings, folder)
+    if isinstance(origin, Path) and not any(origin.glob("tokenizer*")):  # transformers may make one that knows no word
+        raise InvalidValue(f"no tokenizer at {origin}; fetch the model again")
     with reading(cannot_be_loaded(settings.model)):
-        tokenizer = with_template(AutoTokenizer.from_pretrained(place, **source_of(settings)), settings)
+        tokenizer = with_template(AutoTokenizer.from_pretrained(origin, **source_of(settings)), settings)
     return of_adapter(tokenizer, adapter, settings)
 
 
@@ -272,15 +277,15 @@ def module_names(settings: BaseModelSettings, *, folder: Path | None = None) -> 
 
 def empty_model(settings: BaseModelSettings, *, folder: Path | None = None) -> PreTrainedModel:
     """Return a model without its weights: shapes and configuration, on torch's meta device."""
-    place = _place(settings, folder)
-    config = _config(settings, place, _commit(settings, place))
+    origin = _origin(settings, folder)
+    config = _config(settings, origin, _commit(settings, origin))
     family = family_of(config, settings.model)
     with reading(cannot_be_loaded(settings.model)), torch.device("meta"):
         return family.empty(config)
 
 
-def _sha256(settings: BaseModelSettings, place: str | Path, commit: str | None) -> str | None:
-    return _fingerprint(file_hashes(place, settings)) if isinstance(place, Path) else commit
+def _sha256(settings: BaseModelSettings, origin: str | Path, commit: str | None) -> str | None:
+    return _fingerprint(file_hashes(origin, settings)) if isinstance(origin, Path) else commit
 
 
 def device_of(settings: BaseModelSettings) -> torch.device:
@@ -292,8 +297,7 @@ def _refuse_absent(device: torch.device) -> None:
     try:
         torch.empty(0, device=device)
     except (AssertionError, NotImplementedError, RuntimeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InvalidValue(f"the device {device} cannot be used here: {reason}; give cpu or auto") from None
+        raise InvalidValue(f"the device {device} cannot be used here: {message_of(error)}; give cpu or auto") from None
 
 
 def dtype_of(settings: BaseModelSettings) -> torch.dtype:
@@ -305,10 +309,10 @@ def dtype_of(settings: BaseModelSettings) -> torch.dtype:
 
 def file_hashes(folder: Path, settings: BaseModelSettings) -> dict[str, str]:
     """Return the SHA-256 of each weight, configuration and tokenizer file of a model, and of code that is run."""
-    code, found = ("*.py",) if settings.trust_remote_code else (), {}
+    code, hashes = ("*.py",) if settings.trust_remote_code else (), {}
     for path in sorted(p for pattern in (WEIGHTS, "*.json", "*.model", "*.txt", *code) for p in folder.glob(pattern)):
-        found[path.name] = sha256(path)
-    return found
+        hashes[path.name] = sha256(path)
+    return hashes
 
 
 def _fingerprint(hashes: dict[str, str]) -> str:

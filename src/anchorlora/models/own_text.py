@@ -28,7 +28,7 @@ from anchorlora.config import BaseModelSettings
 from anchorlora.data.templates import ASKED, rendered, stop_ids
 from anchorlora.devices import forked_generators, free_memory
 from anchorlora.errors import InvalidValue
-from anchorlora.models.load import cache_argument, cache_in, device_of, dtype_of, empty_model, ends_of, quantization
+from anchorlora.models.load import cache_argument, cache_in, device_of, dtype_of, empty_model, ends_of, pad_of, quantization
 from anchorlora.models.packing import WINDOWS
 
 BATCH = 16  # texts that share a random generator
@@ -88,8 +88,8 @@ def frame(tokenizer: Any, *, chat: bool, room: int | None = None) -> tuple[list[
     before, after = [int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)], list[int]()
     if chat:
         text = rendered("a chat of the model's own", [{"role": "user", "content": ASKED}], tokenizer, asking=True)
-        head, found, tail = text.partition(ASKED)
-        if not found:
+        head, mark, tail = text.partition(ASKED)
+        if not mark:
             raise InvalidValue(f"the tokenizer's chat template does not write the user's message; {instead}")
         first, after = (list(tokenizer(part, add_special_tokens=False, verbose=False).input_ids) for part in (head, tail))
         before = first or before
@@ -115,7 +115,7 @@ def refuse_too_large(settings: BaseModelSettings, *, folder: Path | None, tokens
         return
     how, size = quantization(settings, empty.config), dtype_of(settings).itemsize
     weights = sum(p.numel() for p in empty.parameters()) * (size if how is None else 1 if how == "int8" else 0.5)
-    cache = size * BATCH * _cached(empty.config.get_text_config(), tokens)
+    cache = size * BATCH * _cache_size(empty.config.get_text_config(), tokens)
     logits = 2 * FLOAT32 * BATCH * int(getattr(empty.config.get_text_config(), "vocab_size", 0))  # and their probabilities
     if weights + cache + logits <= free:
         return
@@ -129,7 +129,7 @@ def refuse_too_large(settings: BaseModelSettings, *, folder: Path | None, tokens
     )
 
 
-def _cached(config: Any, tokens: int) -> int:
+def _cache_size(config: Any, tokens: int) -> int:
     """Numbers that a model keeps of a text: a key and a value for each head, in layers that attend, within their window."""
     layers, heads = getattr(config, "num_hidden_layers", 0), getattr(config, "num_attention_heads", 0)
     width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // max(1, heads)
@@ -166,7 +166,7 @@ def _batches_at_once(model: Any, tokens: int) -> int:
     parameter = next(model.parameters())
     free, config = free_memory(parameter.device), model.config.get_text_config()
     size = parameter.dtype.itemsize if parameter.is_floating_point() else FLOAT32
-    a_batch = BATCH * (size * _cached(config, tokens) + 2 * FLOAT32 * int(getattr(config, "vocab_size", 0)))
+    a_batch = BATCH * (size * _cache_size(config, tokens) + 2 * FLOAT32 * int(getattr(config, "vocab_size", 0)))
     return 1 if free is None else max(1, min(TOGETHER, int(free / (2 * a_batch))))  # a cache that grows is there twice
 
 
@@ -232,8 +232,8 @@ def draw(
     stops: Collection[int],
     longest: int,
 ) -> list[list[list[int]]]:
-    """What the model draws after each prompt, with the token that ended it; one that draws the end at once has that alone."""
-    pad = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
+    """Return the tokens that the model draws after each prompt, with the one that ended it, which may be the only one."""
+    pad = pad_of(tokenizer)
     prompts = [prompt for batch in batches for prompt in batch]
     if not prompts:
         return [[] for _ in batches]
@@ -285,7 +285,7 @@ def draw(
 
 
 def _read_once(model: Any, beginning: list[int], rows: int) -> Any:
-    """What a model keeps of a beginning that rows share; None where it cannot be repeated, or there is none."""
+    """Return the cache of a beginning that rows share; None where it cannot be repeated, or there is none."""
     if not beginning:
         return None
     cache = cache_in(model(input_ids=torch.tensor([beginning], device=next(model.parameters()).device), use_cache=True))
@@ -304,10 +304,7 @@ class _Rows(LogitsProcessor):
         starts = [0, *accumulate(sizes)]
         self.batches = [range(start, end) for start, end in pairwise(starts)]
         self.written: list[list[int]] = [[] for _ in range(starts[-1])]
-        self.there, self.least = (
-            list(range(starts[-1])),
-            0.0,
-        )
+        self.there, self.least = list(range(starts[-1])), 0.0
 
     def is_complete(self, row: int) -> bool:
         """Return True if a row has ended."""

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from inspect import signature
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from anchorlora.features.layout import Layout, common_prefix, current, reading
+from anchorlora.features.layout import Layout, current, pack, reading
 from anchorlora.models.failures import first_line
 
 NAME = "anchorlora_packed"
@@ -45,32 +44,32 @@ def packed_attention(
     how: dict[str, Any] = {"scale": settings.get("scaling"), "dropout_p": settings.get("dropout") or 0.0}
     how["enable_gqa"] = query.shape[1] != key.shape[1]
     if query.device.type == "cuda" and not how["dropout_p"]:
-        found_at_once = _tried_at_once(layout, query, key, value, scale=how["scale"], training=module.training)
-        if found_at_once is not None:
-            return found_at_once.transpose(1, 2).contiguous(), None
+        at_once_outputs = _tried_at_once(layout, query, key, value, scale=how["scale"], training=module.training)
+        if at_once_outputs is not None:
+            return at_once_outputs.transpose(1, 2).contiguous(), None
     (q0, q), (k0, k), (v0, v) = (layout.parts(x, 2) for x in (query, key, value))
     asking = _ASKING.get()
     if asking is not None and asking[0] is module:
         _, rows, places = asking
-        found = []
-        for qi, ki, vi, mine in zip(q, k, v, rows, strict=True):
-            mask = layout.mask(ki.shape[2], qi)[mine]
+        outputs = []
+        for qi, ki, vi, asked in zip(q, k, v, rows, strict=True):
+            mask = layout.mask(ki.shape[2], qi)[asked]
             keys, values = torch.cat([k0, ki], 2), torch.cat([v0, vi], 2)
-            found.append(scaled_dot_product_attention(qi[:, :, mine], keys, values, attn_mask=mask, **how))
-        return _spread(_joined(found), places, query.shape[2]), None
-    found = [scaled_dot_product_attention(q0, k0, v0, is_causal=True, **how)] if layout.prefix else []
+            outputs.append(scaled_dot_product_attention(qi[:, :, asked], keys, values, attn_mask=mask, **how))
+        return _spread(_join(outputs), places, query.shape[2]), None
+    outputs = [scaled_dot_product_attention(q0, k0, v0, is_causal=True, **how)] if layout.prefix else []
     for qi, ki, vi in zip(q, k, v, strict=True):
         if not layout.prefix:
-            found.append(scaled_dot_product_attention(qi, ki, vi, is_causal=True, **how))
+            outputs.append(scaled_dot_product_attention(qi, ki, vi, is_causal=True, **how))
             continue
         keys, values, mask = torch.cat([k0, ki], 2), torch.cat([v0, vi], 2), layout.mask(qi.shape[2], qi)
-        found.append(scaled_dot_product_attention(qi, keys, values, attn_mask=mask, **how))
-    return _joined(found), None
+        outputs.append(scaled_dot_product_attention(qi, keys, values, attn_mask=mask, **how))
+    return _join(outputs), None
 
 
-def _joined(found: list[Tensor]) -> Tensor:
+def _join(outputs: list[Tensor]) -> Tensor:
     """The outputs (1, heads, n, d) of all examples as (1, tokens, heads, d), which is how a CPU's attention lays them out."""
-    return torch.cat([each.transpose(1, 2) for each in found], 1)
+    return torch.cat([output.transpose(1, 2) for output in outputs], 1)
 
 
 _refused: set[str] = set()  # why flex attention is not used in this process
@@ -110,25 +109,28 @@ AttentionMaskInterface.register(NAME, _no_mask)
 
 
 @contextmanager
-def packed(model: nn.Module, layout: Layout, keep: int | Tensor | None = None) -> Iterator[None]:
-    """Let the forward passes of the block read packed rows of a layout.
+def packed(model: nn.Module, layout: Layout | None, keep: int | Tensor | None = None) -> Iterator[None]:
+    """Let the forward passes of the block read packed rows of a layout; without one they read padded rows, as ever.
 
     In the last layer only the kept positions ask, and after its attention no token reads another. So its queries and what follows
     its attention are computed at these positions alone, unless a module there is adapted in an unknown way or has a hook. On a CPU,
     dropout draws 16 bits an element, not 64: to draw them took a tenth of a step. A frozen RMS norm in float32 is one function
     there, whose backward pass takes half as long.
     """
+    if layout is None:
+        yield
+        return
     modules: list[Any] = list(model.modules())  # one walk a step, which takes milliseconds
-    found = [module.config for module in modules if "config" in module.__dict__]
-    configs = {id(config): config for config in found if hasattr(config, "_attn_implementation")}
+    every = [module.config for module in modules if "config" in module.__dict__]
+    configs = {id(config): config for config in every if hasattr(config, "_attn_implementation")}
     before = [(config, config._attn_implementation) for config in configs.values()]
     dropouts = [part for part in modules if type(part) is nn.Dropout and part.training and "forward" not in part.__dict__]
     norms = [part for part in modules if _frozen_rms_norm(part) and "forward" not in part.__dict__]
     try:
         for part in dropouts:
-            part.__dict__["forward"] = partial(_dropped, part)
+            part.__dict__["forward"] = partial(_drop, part)
         for part in norms:
-            part.__dict__["forward"] = partial(_normed, part)
+            part.__dict__["forward"] = partial(_normalize, part)
         for config, _ in before:
             config._attn_implementation = NAME
         with reading(layout), _last_layer_on(modules, layout, keep):
@@ -140,7 +142,7 @@ def packed(model: nn.Module, layout: Layout, keep: int | Tensor | None = None) -
             config._attn_implementation = name
 
 
-def _dropped(module: nn.Dropout, x: Tensor) -> Tensor:
+def _drop(module: nn.Dropout, x: Tensor) -> Tensor:
     """Dropout with its probability rounded to 16 bits, of which a CPU draws four from each random number."""
     share = round(module.p * 2**16)
     if x.device.type != "cpu" or not 0 < share < 2**16:
@@ -152,7 +154,7 @@ def _dropped(module: nn.Dropout, x: Tensor) -> Tensor:
 
 
 def _frozen_rms_norm(module: Any) -> bool:
-    """Whether a module is an RMS norm as Llama has it; `unpackable` compares what comes out."""
+    """Return True if a module is an RMS norm as Llama has it; `unpackable` compares what comes out."""
     own = list(module._parameters.items())
     return (
         type(module).__name__.endswith("RMSNorm")
@@ -161,7 +163,7 @@ def _frozen_rms_norm(module: Any) -> bool:
     )
 
 
-def _normed(module: Any, x: Tensor) -> Tensor:
+def _normalize(module: Any, x: Tensor) -> Tensor:
     if x.device.type != "cpu" or x.dtype != torch.float32 or module.weight.dtype != x.dtype:
         return type(module).forward(module, x)
     return RMSNorm.apply(x, module.weight, module.variance_epsilon)
@@ -196,15 +198,15 @@ def _last_layer_on(modules: Sequence[Any], layout: Layout, keep: int | Tensor | 
     if layer is None or not isinstance(keep, Tensor):
         yield
         return
-    tokens, hooks = layout.prefix + sum(layout.lengths), []
+    tokens, hooks = layout.prefix + sum(layout.lengths), list[Any]()
     takes, gives = _where_rows_are_cut(modules, layer)
     for part in takes:
         hooks.append(part.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, keep], *inputs[1:])))
     for part in gives:
         hooks.append(part.register_forward_hook(lambda _, inputs, output: _spread(output, keep, tokens)))
-    ends = torch.tensor([layout.prefix, *layout.lengths]).cumsum(0).tolist()
     kept = keep.cpu()
-    rows = [kept[(kept >= start) & (kept < end)] - start for start, end in pairwise(ends)]
+    bounds = zip(layout.starts, layout.lengths, strict=True)
+    rows = [kept[(kept >= start) & (kept < start + length)] - start for start, length in bounds]
     token = _ASKING.set((layer.self_attn, rows, keep))
     try:
         yield
@@ -236,7 +238,7 @@ def _where_rows_are_cut(modules: Sequence[Any], layer: Any) -> tuple[list[nn.Mod
 
 
 def _heard(module: Any) -> bool:
-    """Whether something listens to the module."""
+    """Return True if something listens to the module."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
@@ -248,15 +250,15 @@ def _spread(rows: Tensor, places: Tensor, tokens: int) -> Tensor:
 def _last_layer(modules: Sequence[Any]) -> Any:
     """The last decoder layer, if what follows its attention is linear layers that nobody listens to."""
     lists = [module for module in modules if isinstance(module, nn.ModuleList) and len(module)]
-    found: list[Any] = [layers[-1] for layers in lists if hasattr(layers[-1], "self_attn") and hasattr(layers[-1], "mlp")]
-    if len(found) != 1 or not isinstance(getattr(found[0].self_attn, "o_proj", None), nn.Linear):
+    last: list[Any] = [layers[-1] for layers in lists if hasattr(layers[-1], "self_attn") and hasattr(layers[-1], "mlp")]
+    if len(last) != 1 or not isinstance(getattr(last[0].self_attn, "o_proj", None), nn.Linear):
         return None
-    mlp: nn.Module = found[0].mlp
-    parts = [found[0].self_attn.o_proj, *mlp.modules()]
+    mlp: nn.Module = last[0].mlp
+    parts = [last[0].self_attn.o_proj, *mlp.modules()]
     heard = any(map(_heard, parts))
     plain = all(isinstance(part, nn.Linear) or not list(part.parameters()) for part in list(mlp.modules())[1:])
     alone = len(signature(mlp.forward).parameters) == 1 and not list(mlp.parameters(recurse=False))
-    return found[0] if plain and alone and not heard else None
+    return last[0] if plain and alone and not heard else None
 
 
 def window_of(model: Any) -> int | None:
@@ -274,19 +276,17 @@ def unpackable(model: nn.Module, examples: Sequence[Sequence[int]], *, longest: 
     longest, window = max(longest, *map(len, examples)), window_of(model)
     if window is not None and longest > window:
         return f"its sliding_window of {window} tokens is shorter than the longest text, {longest}"
-    prefix = common_prefix(examples)
-    layout = Layout(prefix, tuple(len(row) - prefix for row in examples))
-    ids = [*examples[0][:prefix], *(token for row in examples for token in row[prefix:])]
+    layout, ids = pack(examples)
+    packed_row = {"input_ids": torch.tensor([ids], device=device), "position_ids": layout.positions()[None].to(device)}
+    ends = layout.ends().to(device)
     model.eval()
     try:
         with torch.no_grad():
             alone = [model(input_ids=torch.tensor([row], device=device), use_cache=False).logits[0] for row in examples]
             with packed(model, layout):
-                positions = layout.positions()[None].to(device)
-                row = model(input_ids=torch.tensor([ids], device=device), position_ids=positions, use_cache=False).logits
-            ends = torch.tensor(layout.lengths, device=device).cumsum(0) + prefix - 1
+                row = model(**packed_row, use_cache=False).logits
             with packed(model, layout, ends):
-                kept = model(input_ids=torch.tensor([ids], device=device), position_ids=positions, use_cache=False).logits[0, ends]
+                kept = model(**packed_row, use_cache=False).logits[0, ends]
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         return first_line(error)
     finally:

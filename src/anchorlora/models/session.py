@@ -84,6 +84,7 @@ class Session:
         Raises:
             InvalidValue: They differ from the session's in anything else.
         """
-        ours, theirs = (each.model_copy(update={"revision": None, "date": None}) for each in (self.settings, settings))
-        if ours != theirs:
-            raise InvalidValue(f"the model that is open is {ours.model}, loaded by other settings than {theirs.model} is asked for")
+        undated = {"revision": None, "date": None}
+        ours, other = self.settings.model_copy(update=undated), settings.model_copy(update=undated)
+        if ours != other:
+            raise InvalidValue(f"the model that is open is {ours.model}, loaded by other settings than {other.model} is asked for")

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from anchorlora.config import BaseModelSettings
-from anchorlora.errors import InvalidValue
+from anchorlora.errors import InvalidValue, message_of
 from anchorlora.paths import expanded
 
 
@@ -34,12 +34,11 @@ def of_adapter(tokenizer: Any, adapter: Path | None, settings: BaseModelSettings
     try:
         own = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
     except Exception as error:  # a folder of files that others wrote
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InvalidValue(
-            f"the tokenizer in {adapter} cannot be loaded: {reason}; without its files the model's own is used"
+            f"the tokenizer in {adapter} cannot be loaded: {message_of(error)}; without its files the model's own is used"
         ) from None
-    theirs, ours = tokenizer.get_vocab(), own.get_vocab()
-    other = next((token for token, i in theirs.items() if ours.get(token) != i), None)
+    vocabulary = own.get_vocab()
+    other = next((token for token, i in tokenizer.get_vocab().items() if vocabulary.get(token) != i), None)
     if other is not None:
         raise InvalidValue(
             f"the tokenizer in {adapter} is not that of {settings.model}: they differ at {other!r:.40}; "

@@ -20,24 +20,24 @@ CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 NAMED = "transformers_weights"  # the field of a configuration that names the file of weights
 
 
-def refuse_foreign(place: Path, *, code: bool) -> None:
+def refuse_foreign(folder: Path, *, code: bool) -> None:
     """Refuse a model folder with weights that lie elsewhere, or with code that was not asked for."""
-    config = _fields(place / CONFIG)
+    config = _fields(folder / CONFIG)
     if not code:
-        for path, fields in ((place / CONFIG, config), (place / TOKENIZER, _fields(place / TOKENIZER))):
+        for path, fields in ((folder / CONFIG, config), (folder / TOKENIZER, _fields(folder / TOKENIZER))):
             _refuse_code(path, fields)
-    _refuse_elsewhere(place, config.get(NAMED))
+    _refuse_elsewhere(folder, config.get(NAMED))
 
 
-def _refuse_elsewhere(place: Path, named: Any) -> None:
+def _refuse_elsewhere(folder: Path, named: Any) -> None:
     """Weights are files beside their configuration, whether it names them, an index does or nothing."""
     if named is not None and not (
         isinstance(named, str) and (is_beside(named) or is_beside(named, ending=".safetensors.index.json"))
     ):
         raise InvalidValue(
-            f"{place / CONFIG} names the weights {named!r:.200} ({NAMED}), which is not a safetensors file next to it"
+            f"{folder / CONFIG} names the weights {named!r:.200} ({NAMED}), which is not a safetensors file next to it"
         )
-    read = place / (named or (SINGLE if (place / SINGLE).is_file() else INDEX))
+    read = folder / (named or (SINGLE if (folder / SINGLE).is_file() else INDEX))
     if read.name.endswith(".json") and read.is_file():
         indexed(read)
 
@@ -60,12 +60,12 @@ def _refuse_code(path: Path, fields: dict[str, Any]) -> None:
 
 def _fields(path: Path) -> dict[str, Any]:
     try:
-        found = load(path) if path.is_file() else {}
+        fields = load(path) if path.is_file() else {}
     except Unreadable as error:
         raise InvalidValue(f"{path}: {error}; fetch the model again") from None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise InvalidValue(f"{path}: not a JSON object; fetch the model again")
-    return found
+    return fields
 
 
 OPTION = "--trust-remote-code COMMIT"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import TypeVar
 
 from anchorlora.continual.progress import Progress
 from anchorlora.errors import InvalidValue, NotFinite
@@ -42,6 +43,20 @@ class Begun:
     trace: Mark  # how much of trace.jsonl was written then
 
 
+Facts = TypeVar("Facts", Begun, "SavedResult")
+
+
+def sound(folder: Path, kind: type[Facts], trace: Path, beside: Mapping[str, Path]) -> Facts:
+    """Return the numbers of a state whose files are all what was written.  Raises InvalidValue."""
+    wrong = damage(folder, beside=beside)
+    if wrong is None:
+        facts = read_facts(folder / FACTS, kind)
+        wrong = shrunk(trace, facts.trace)
+    if wrong is not None:
+        raise InvalidValue(wrong)
+    return facts
+
+
 @dataclass(frozen=True, kw_only=True)
 class SavedResult(TaskResult):
     """A task's numbers as a state holds them."""
@@ -51,8 +66,15 @@ class SavedResult(TaskResult):
     @classmethod
     def of(cls, result: TaskResult, trace: Path) -> SavedResult:
         """Return a result with the mark of where trace.jsonl ends now."""
-        numbers = {each.name: getattr(result, each.name) for each in fields(TaskResult)}
-        return cls(**numbers, trace=mark(trace))
+        return cls(**{field.name: getattr(result, field.name) for field in fields(TaskResult)}, trace=mark(trace))
+
+    @classmethod
+    def read(cls, folder: Path, number: int, trace: Path, beside: Mapping[str, Path]) -> SavedResult:
+        """Read the result of a task from the folder of its state.  Raises InvalidValue."""
+        result = sound(folder, cls, trace, beside)
+        if result.number != number:
+            raise InvalidValue(f"{folder} is of task {result.number}")
+        return result
 
     def write(self, folder: Path) -> None:
         """Write the numbers into the folder of a state."""
@@ -108,14 +130,9 @@ class Checkpoint:
         return None
 
     def _progress(self, folder: Path, number: int) -> Progress:
-        wrong = damage(folder, beside=self.beside)
-        if wrong:
-            raise InvalidValue(wrong)
-        facts = read_facts(folder / FACTS, Begun)
-        here = folder.name == _step(facts.step) and facts.number == number
-        wrong = shrunk(self.trace, facts.trace) if here else f"{folder} is of step {facts.step} of task {facts.number}"
-        if wrong:
-            raise InvalidValue(wrong)
+        facts = sound(folder, Begun, self.trace, self.beside)
+        if (folder.name, number) != (_step(facts.step), facts.number):
+            raise InvalidValue(f"{folder} is of step {facts.step} of task {facts.number}")
         return Progress(facts.number, facts.step, facts.seconds, read_tensors(folder / TENSORS), facts.stores)
 
     @contextmanager
@@ -125,9 +142,8 @@ class Checkpoint:
         with sealed_folder(self.trained, beside=self.beside, check=self.check) as folder:
             yield folder
             SavedResult.of(result, self.trace).write(folder)
-            write_sealed(
-                self.root / ANSWERS, asdict(Answers(sha256(folder / FACTS)))
-            )  # before the folder, so that it is never missing
+            # before the folder, so that it is never missing
+            write_sealed(self.root / ANSWERS, asdict(Answers(sha256(folder / FACTS))))
         for old in self._steps():
             shutil.rmtree(old)
 
@@ -136,23 +152,12 @@ class Checkpoint:
         if not self.trained.is_dir():
             return None
         try:
-            result = self._trained_result(number)
+            result = SavedResult.read(self.trained, number, self.trace, self.beside)
         except ValueError as error:
             tell(f"{error}; the task is trained again")
             return None
         answers = self._read_answers(tell)
         return replace(result, evaluate_seconds=answers.seconds), answers
-
-    def _trained_result(self, number: int) -> SavedResult:
-        wrong = damage(self.trained, beside=self.beside)
-        if wrong:
-            raise InvalidValue(wrong)
-        result = read_facts(self.trained / FACTS, SavedResult)
-        here = result.number == number
-        wrong = shrunk(self.trace, result.trace) if here else f"{self.trained} is of task {result.number}"
-        if wrong:
-            raise InvalidValue(wrong)
-        return result
 
     def write_answers(self, texts: dict[str, dict[int, str]], seconds: float) -> None:
         """Save the predictions so far of a trained task."""
@@ -162,10 +167,10 @@ class Checkpoint:
     def _read_answers(self, tell: Tell) -> Answers:
         none = Answers(sha256(self.trained / FACTS))
         try:
-            found = read_sealed(self.root / ANSWERS, Answers)
-            if found.of != none.of:
+            answers = read_sealed(self.root / ANSWERS, Answers)
+            if answers.of != none.of:
                 raise InvalidValue(f"{self.root / ANSWERS} is not what was written: it belongs to another trained state")
-            return found
+            return answers
         except ValueError as error:
             tell(f"{error}; all examples are evaluated again")
             return none

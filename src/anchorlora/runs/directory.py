@@ -21,13 +21,13 @@ from anchorlora.continual.callback import ResumePoint, TaskState
 from anchorlora.continual.past import Past
 from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_tensors, write_cores
-from anchorlora.runs.checkpoint import FACTS, Checkpoint, SavedResult
+from anchorlora.runs.checkpoint import Checkpoint, SavedResult
 from anchorlora.runs.provenance import Provenance
 from anchorlora.runs.task_state import REMEMBERED, predictions, read_boundary, write_boundary
 from anchorlora.store.adapter_config import WEIGHTS_FILE
 from anchorlora.store.files import dump_yaml, new_folder, write_first, write_lines, write_text
 from anchorlora.store.json import loads, read_file
-from anchorlora.store.log import EventLog, shrunk
+from anchorlora.store.log import EventLog
 from anchorlora.store.record import Record, read_record
 from anchorlora.store.run_folder import (
     ADAPTER,
@@ -46,8 +46,6 @@ from anchorlora.store.seal import (
     BEFORE,
     SEAL,
     Seal,
-    damage,
-    read_facts,
     read_sealed,
     sealed,
     sealed_folder,
@@ -82,8 +80,8 @@ class RunDirectory(RunFolder):
     def claim(self, config: RunConfig) -> None:
         """Make this the directory of a run, or find that it is already."""
         self.refuse_others(config)
-        for left in [place for pattern in LEFT_OVER for place in self.root.glob(pattern) if place.is_file()]:
-            left.unlink(missing_ok=True)
+        for path in [path for pattern in LEFT_OVER for path in self.root.glob(pattern) if path.is_file()]:
+            path.unlink(missing_ok=True)
         if not self.config_file.exists():
             self.root.mkdir(parents=True, exist_ok=True)
             write_text(self.config_file, dump_yaml(config.model_dump(mode="json")))
@@ -99,33 +97,24 @@ class RunDirectory(RunFolder):
                     f"{file} belongs to another configuration ({'; '.join(changed[:3])}"
                     f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
                 )
-        elif self.root.exists() and any(not may_precede_config(place) for place in self.root.iterdir()):
+        elif self.root.exists() and any(not may_precede_config(path) for path in self.root.iterdir()):
             raise InvalidValue(f"{self.root} is not empty and is not a run directory (no {CONFIG_FILE}); choose another --out")
 
     def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[SavedResult]:
         """Read the results of the finished tasks, up to the first whose files are not what was written."""
-        facts: list[SavedResult] = []
+        results: list[SavedResult] = []
         for number, task in enumerate(order, 1):
-            state = self.state(number)
-            if not state.is_dir():
+            if not self.state(number).is_dir():
                 break
             try:
-                facts.append(self._facts(number, task))
+                results.append(self._result(number, task))
             except ValueError as error:
                 tell(f"{error}; task {number} is trained again")
                 break
-        return facts
+        return results
 
-    def _facts(self, number: int, task: str) -> SavedResult:
-        state = self.state(number)
-        wrong = damage(state, beside=self._beside(number, task))
-        if wrong:
-            raise InvalidValue(wrong)
-        facts = read_facts(state / FACTS, SavedResult)
-        wrong = f"{state} is of task {facts.number}" if facts.number != number else shrunk(self.trace, facts.trace)
-        if wrong:
-            raise InvalidValue(wrong)
-        return facts
+    def _result(self, number: int, task: str) -> SavedResult:
+        return SavedResult.read(self.state(number), number, self.trace, self._beside(number, task))
 
     def write_task(self, state: TaskState, *, base: str) -> SavedResult:
         """Save a finished task: first what the outside reads, then the state that makes it count."""
@@ -175,20 +164,20 @@ class RunDirectory(RunFolder):
     def files(self, done: Sequence[SavedResult]) -> dict[str, str]:
         """Return the SHA-256 of every file that a record stands on, by name, as it was written."""
         self.provenance.compare_config()
-        found = {CONFIG_FILE: sha256(self.config_file)}
+        hashes = {CONFIG_FILE: sha256(self.config_file)}
         if done[-1].trace.size:
-            found[TRACE_FILE] = done[-1].trace.sha256
-        for facts in done:
-            number, task = facts.number, facts.task
+            hashes[TRACE_FILE] = done[-1].trace.sha256
+        for result in done:
+            number, task = result.number, result.task
             try:
-                self._facts(number, task)
+                self._result(number, task)
             except ValueError as error:
                 raise InvalidValue(f"{error}; the same command trains task {number} again") from None
             known = read_file(self.state(number) / SEAL, Seal, remedy=AGAIN).beside
             for name in TASK_FILES:  # the seal of an earlier version lacks predictions
                 path = self.task(number, task).path / name
-                found[path.relative_to(self.root).as_posix()] = known.get(name) or sha256(path)
-        return found
+                hashes[path.relative_to(self.root).as_posix()] = known.get(name) or sha256(path)
+        return hashes
 
     def write_record(self, record: Record) -> Record:
         """Commit the record, once."""
@@ -231,19 +220,19 @@ class RunDirectory(RunFolder):
     def take_over(self, other: RunDirectory, number: int, task: str) -> None:
         """Begin with a finished task of another run: its folder first, then the state that makes it count."""
         tasks = self.task(number, task).path, other.task(number, task).path
-        for ours, theirs in (tasks, (self.state(number), other.state(number))):
-            if not ours.exists():
-                with new_folder(ours) as folder:
-                    shutil.copytree(theirs, folder, dirs_exist_ok=True)
+        for to, source in (tasks, (self.state(number), other.state(number))):
+            if not to.exists():
+                with new_folder(to) as folder:
+                    shutil.copytree(source, folder, dirs_exist_ok=True)
         if not self.provenance.path.exists():
             self.provenance.take_over(other.provenance)
 
     def _refuse_links(self) -> None:
         """A run that goes on replaces and deletes files in its own folder, never where somebody's link points to."""
         for folder, folders, files in os.walk(self.root):
-            for place in (Path(folder) / name for name in (*folders, *files)):
-                if place.is_symlink():
-                    raise InvalidValue(f"{place} is a link, which is not followed in a run directory; choose another --out")
+            for path in (Path(folder) / name for name in (*folders, *files)):
+                if path.is_symlink():
+                    raise InvalidValue(f"{path} is a link, which is not followed in a run directory; choose another --out")
             if folder == str(self.root):
                 folders[:] = [name for name in folders if name != TRACKERS]
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from anchorlora.config import Recipe, TaskSettings
 from anchorlora.data import Encoder, Example, TaskSource, read_examples
-from anchorlora.devices import device_name
-from anchorlora.errors import InvalidValue
+from anchorlora.devices import device_name, type_name
+from anchorlora.errors import InvalidValue, message_of
 
 if TYPE_CHECKING:
     import torch
@@ -69,22 +69,22 @@ def parts_of(recipe: Recipe, source: TaskSource | None, encoder: Encoder | None,
     both = examples_of(source, limits, name)
     if encoder is None:
         return SplitSize(len(both[0]), longest, 1), SplitSize(len(both[1]), longest, 1)
-    task, found = source.task(name), []
+    task, parts = source.task(name), list[SplitSize]()
     for examples in both:
         chosen = examples[:: max(1, len(examples) // SAMPLE)]
         encoded, n = encoder.encode(task, chosen), max(1, len(chosen))
         answers = sum(len(e.answer) for e in encoded) / n
-        found.append(SplitSize(len(examples), sum(len(e.prompt) for e in encoded) / n + answers, answers))
-    return found[0], found[1]
+        parts.append(SplitSize(len(examples), sum(len(e.prompt) for e in encoded) / n + answers, answers))
+    return parts[0], parts[1]
 
 
-def work_of(recipe: Recipe, parts: Sequence[tuple[SplitSize, SplitSize]], found: Sizes) -> Work:
+def work_of(recipe: Recipe, parts: Sequence[tuple[SplitSize, SplitSize]], sizes: Sizes) -> Work:
     """Return the operations of a run."""
     training = evaluation = 0.0
     for number, (train, test) in enumerate(parts):
-        a_token, a_predicted = 2 * found.multiplied, 2 * found.head
-        trained = train.tokens * (2 * a_token + 6 * found.block) + train.predicted * 2 * a_predicted
-        tested = test.tokens * (a_token + 2 * found.block) + test.predicted * a_predicted
+        a_token, a_predicted = 2 * sizes.multiplied, 2 * sizes.head
+        trained = train.tokens * (2 * a_token + 6 * sizes.block) + train.predicted * 2 * a_predicted
+        tested = test.tokens * (a_token + 2 * sizes.block) + test.predicted * a_predicted
         training += recipe.training.epochs * train.examples * trained
         evaluation += (len(parts) - number) * test.examples * tested
     return Work(training, evaluation)
@@ -107,8 +107,9 @@ def measured_rate(
                 return 2 * taken * product[0] * product[1] / seconds
             taken = min(rows, 4 * taken)
     except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InvalidValue(f"the device {device} cannot be measured here: {reason}; state its rate with --flops") from None
+        raise InvalidValue(
+            f"the device {device} cannot be measured here: {message_of(error)}; state its rate with --flops"
+        ) from None
     finally:
         torch.set_num_threads(before)
 
@@ -139,7 +140,7 @@ def in_words(works: Sequence[Work], rate: float, how: str, device: torch.device,
 
 def measured_in_words(device: torch.device, dtype: torch.dtype) -> str:
     """Return where a measured rate comes from."""
-    return f"measured on {device_name(device)} by a product in {str(dtype).removeprefix('torch.')}; state another with --flops"
+    return f"measured on {device_name(device)} by a product in {type_name(dtype)}; state another with --flops"
 
 
 def _duration(seconds: float) -> str:

@@ -77,7 +77,7 @@ class Provenance:
 
     def inexact(self) -> list[str]:
         """Return what was changed while the run stood still, each time that it was."""
-        return [said for said in _below(INEXACT, self._known()).values() if said]
+        return [change for change in _below(INEXACT, self._known()).values() if change]
 
     @property
     def commit(self) -> str | None:
@@ -101,23 +101,23 @@ class Provenance:
         A run that took over its first task reads the data of later tasks for the first time, so data may be added.
         """
         known = self._known()
-        found: Hashes = {CONFIG: sha256(self.config), THREADS: str(torch.get_num_threads())}
-        found |= _under(SOFTWARE, computing(base_model.device))
+        hashes: Hashes = {CONFIG: sha256(self.config), THREADS: str(torch.get_num_threads())}
+        hashes |= _under(SOFTWARE, computing(base_model.device))
         if reads_clock(base_model.tokenizer):
-            found[DATE] = date
-        found |= {f"{MODEL}/{name}": value for name, value in base_model.files.items()}
-        found |= {} if base_model.files else {MODEL: base_model.sha256}
+            hashes[DATE] = date
+        hashes |= {f"{MODEL}/{name}": value for name, value in base_model.files.items()}
+        hashes |= {} if base_model.files else {MODEL: base_model.sha256}
         if isinstance(source, Benchmark):
-            found |= {f"{DATA}/{name}": _hash(source.root / name) for name in READ_IF_THERE}
-        found |= {f"{DATA}/{name}": facts.sha256 for name, facts in source.opened.items()}
-        found |= {f"{START}/{name}": sha256(path) for name, path in start_files(start).items()}
-        for name, value in found.items():
+            hashes |= {f"{DATA}/{name}": _hash(source.root / name) for name in READ_IF_THERE}
+        hashes |= {f"{DATA}/{name}": facts.sha256 for name, facts in source.opened.items()}
+        hashes |= {f"{START}/{name}": sha256(path) for name, path in start_files(start).items()}
+        for name, value in hashes.items():
             if name in known or (known and name.startswith(MODEL)):
                 self._refuse(
                     f"{base_model.name}{name.removeprefix(MODEL)}" if name.startswith(MODEL) else name, known.get(name), value
                 )
-        if found != known:
-            self._write(known | found)
+        if hashes != known:
+            self._write(known | hashes)
 
     def take_over(self, other: Provenance) -> None:
         """Begin with what another run began with; the configuration is this run's own."""
@@ -170,16 +170,8 @@ def _hash(path: Path) -> str | None:
 
 def start_files(start: Start) -> dict[str, Path]:
     """Return the files that a run goes on from."""
-    found = {}
-    if start.old_adapter is not None:
-        found["old_adapter"] = Path(start.old_adapter).expanduser() / WEIGHTS_FILE
-    if start.old_cores is not None:
-        found["old_cores"] = Path(start.old_cores).expanduser()
-    if start.old_memory is not None:
-        found["old_memory"] = Path(start.old_memory).expanduser()
-    if start.old_text is not None:
-        found["old_text"] = Path(start.old_text).expanduser()
-    return found
+    files = {name: Path(path).expanduser() for name, path in start if path is not None}
+    return files | ({"old_adapter": files["old_adapter"] / WEIGHTS_FILE} if "old_adapter" in files else {})
 
 
 PROCESSES = "processes"
@@ -188,8 +180,8 @@ COMPUTING = ("anchorlora", "torch", "transformers", "peft", "accelerate", "token
 
 def versions() -> dict[str, str]:
     """Return the versions that a record names, by package."""
-    found = {name: metadata.version(name) for name in (*COMPUTING, "safetensors")}
-    return found | {"python": platform.python_version()}
+    packages = {name: metadata.version(name) for name in (*COMPUTING, "safetensors")}
+    return packages | {"python": platform.python_version()}
 
 
 def computing(device: torch.device) -> dict[str, str]:

@@ -26,7 +26,19 @@ from anchorlora.store.record import SCHEMA, LabelCount, Labels, Record, TaskResu
 from anchorlora.store.seal import sha256
 
 # fields of the recipe that a record names elsewhere, or that say nothing about how a model was made
-ELSEWHERE: Any = {"name": True, "trace": True, "tasks": {"orders", "data"}, "base_model": {"model", "revision"}}
+ELSEWHERE: Any = {"name": True, "trace": True, "start": True, "tasks": {"orders", "data"}, "base_model": {"model", "revision"}}
+
+
+# settings that a record names where they are another one than this: it then says no more than it ever did
+UNSAID: dict[str, Any] = {
+    "base_model.quantized": None,
+    "base_model.chat_template": None,
+    "base_model.trust_remote_code": None,
+    "training.batching": "padded",
+    "training.gradient_checkpointing": False,
+    "training.warmup": 0,
+    "evaluation.backend": "transformers",
+}
 
 
 def record_of(
@@ -57,59 +69,40 @@ def record_of(
 
 def _protocol(config: RunConfig, inputs: RunInputs, directory: RunDirectory) -> dict[str, Any]:
     """Every choice that a reader could make differently."""
-    content = config.recipe.model_dump(mode="json", exclude=ELSEWHERE)
-    if config.recipe.base_model.quantized is None:
-        del content["base_model"]["quantized"]  # a record of full precision says no more than it ever did
-    if config.recipe.training.batching == "padded":
-        del content["training"]["batching"], content["training"]["row_tokens"]
-    if config.recipe.evaluation.backend == "transformers":
-        del content["evaluation"]["backend"]
-    if not config.recipe.training.gradient_checkpointing:
-        del content["training"]["gradient_checkpointing"]
-    if config.recipe.training.warmup == 0:
-        del content["training"]["warmup"]
-    if config.recipe.base_model.chat_template is None:
-        del content["base_model"]["chat_template"]
-    del content["start"]
-    if began := start_files(config.recipe.start):
-        content["start"] = {name: sha256(path) for name, path in began.items()}
+    recipe, data, order = config.recipe, inputs.data, inputs.order
+    content = recipe.model_dump(mode="json", exclude=ELSEWHERE)
+    for path, usual in UNSAID.items():
+        part, _, name = path.partition(".")
+        if content[part][name] == usual:
+            del content[part][name]
+    if "batching" not in content["training"]:
+        del content["training"]["row_tokens"]
+    if files := start_files(recipe.start):
+        content["start"] = {name: sha256(path) for name, path in files.items()}
     if inputs.processes.count > 1:
-        content["processes"] = inputs.processes.count
-        content["sharded"] = inputs.processes.sharded
-    if config.recipe.training.batching == "packed" and inputs.unpacked is not None:
+        content |= {"processes": inputs.processes.count, "sharded": inputs.processes.sharded}
+    if recipe.training.batching == "packed" and inputs.unpacked is not None:
         content["unpacked"] = inputs.unpacked
-    if config.recipe.base_model.trust_remote_code is None:
-        del content["base_model"]["trust_remote_code"]
-    counts = {name: {"train": len(inputs.data.train[name]), "test": len(inputs.data.test[name])} for name in inputs.order}
-    cut = {name: inputs.data.train[name].cut + inputs.data.test[name].cut for name in inputs.order}
-    content["examples"], content["passages_cut"] = counts, cut
+    content["examples"] = {name: {"train": len(data.train[name]), "test": len(data.test[name])} for name in order}
+    content["passages_cut"] = {name: data.train[name].cut + data.test[name].cut for name in order}
     for key, counted in (("unknown_in_prompts", "unknown"), ("prompts_inside_a_token", "split")):
-        parts = {name: [getattr(split[name], counted) for split in (inputs.data.train, inputs.data.test)] for name in inputs.order}
-        if found := {name: sum(part) for name, part in parts.items() if sum(part)}:
-            content[key] = found
-    content["own_wording"] = sorted(
-        {task.group for task in inputs.data.tasks.values() if isinstance(task, Task) and task.instruction == OWN_WORDING}
-    )
-    content["test_labels_not_listed"] = {
-        name: odd
-        for name in inputs.order
-        if inputs.data.tasks[name].labels
-        if (odd := sum(label not in inputs.data.tasks[name].labels for label in inputs.data.test[name].labels))
-    }
+        counts = {name: getattr(data.train[name], counted) + getattr(data.test[name], counted) for name in order}
+        if any(counts.values()):
+            content[key] = {name: count for name, count in counts.items() if count}
+    own = {task.group for task in data.tasks.values() if isinstance(task, Task) and task.instruction == OWN_WORDING}
+    labels = {name: task.labels for name, task in data.tasks.items() if task.labels}
+    odd = {name: sum(label not in labels[name] for label in data.test[name].labels) for name in order if name in labels}
+    content |= {"own_wording": sorted(own), "test_labels_not_listed": {name: count for name, count in odd.items() if count}}
     if config.settings:
-        content["tuned"], content["selection"] = config.settings, config.selection
-    if config.recipe.tasks.tested_on == "holdout":
-        content["holdout_sha256"] = fingerprint({name: [e.example for e in test] for name, test in inputs.data.test.items()})
-    if config.recipe.trace.trace_points:
+        content |= {"tuned": config.settings, "selection": config.selection}
+    if recipe.tasks.tested_on == "holdout":
+        content["holdout_sha256"] = fingerprint({name: [e.example for e in test] for name, test in data.test.items()})
+    if recipe.trace.trace_points:
         content["task1_state"] = directory.fingerprint(1, config.order[0])
     if inexact := directory.provenance.inexact():
         content["inexact"] = inexact
-    content["optimizer"], content["decoding"], content["metric"] = (
-        "AdamW, fresh for each task",
-        "greedy, to the end of sequence",
-        _metrics(inputs),
-    )
-    return content
+    decoding = "greedy, to the end of sequence"
+    return content | {"optimizer": "AdamW, fresh for each task", "decoding": decoding, "metric": _metrics(inputs)}
 
 
 def _labels(inputs: RunInputs) -> Labels:
@@ -121,15 +114,15 @@ def _labels(inputs: RunInputs) -> Labels:
             label: LabelCount(train=train[label[:LONGEST_LABEL]], test=test[label[:LONGEST_LABEL]])
             for label in inputs.data.tasks[name].labels
         }
-    return {name: each for name, each in counts.items() if each}
+    return {name: of_task for name, of_task in counts.items() if of_task}
 
 
 def _metrics(inputs: RunInputs) -> str | dict[str, list[str]]:
     """The metric of all tasks, or each task's, the primary one first."""
     metrics = {name: task.metrics for name, task in inputs.data.tasks.items()}
-    if all(found == (ExactMatch(),) for found in metrics.values()):
+    if all(of_task == (ExactMatch(),) for of_task in metrics.values()):
         return "exact match"
-    return {name: [metric.name for metric in found] for name, found in metrics.items()}
+    return {name: [metric.name for metric in of_task] for name, of_task in metrics.items()}
 
 
 def _host(base_model: LoadedModel) -> dict[str, Any]:

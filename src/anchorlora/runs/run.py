@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from anchorlora.constraints.checks import refuse_unsound
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.callback import ResumePoint, RunCallback
 from anchorlora.continual.inputs import RunInputs
-from anchorlora.continual.learn import processes_on
 from anchorlora.continual.past import Past
 from anchorlora.continual.sequence import TaskSequence
 from anchorlora.data import TaskSource
@@ -28,7 +28,7 @@ from anchorlora.methods import Method
 from anchorlora.models.load import device_of
 from anchorlora.models.session import Session
 from anchorlora.paths import expanded
-from anchorlora.processes import ALONE, Processes
+from anchorlora.processes import ALONE, Processes, processes_on
 from anchorlora.recipes import protocol
 from anchorlora.runs.autosave import Autosave, Stop, Stopping
 from anchorlora.runs.checkpoint import SavedResult
@@ -100,63 +100,46 @@ def run_sequence(
         >>> [len(row) for row in record.accuracy]
         [1, 2]
     """
-    out, called = Path(out), name or method.name
+    called = name or method.name
     if isinstance(order, str):
-        if order not in recipe.tasks.orders:
-            named = ", ".join(recipe.tasks.orders)
-            raise UnknownName(f"the recipe {recipe.name} has no order {order!r}; give a list of tasks, or: {named}")
-        order = recipe.tasks.orders[order]
+        order = _order_of(recipe, order)
     if not called:
         raise InvalidValue(f"this method has no name; give it one: ({method.definition}).named('mine')")
     config = RunConfig(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
     method = method.named(method.name or called).changed(settings)
     stop, started = stop or Stop(), now()
     processes = processes_on(device_of(recipe.base_model))
-    with Lease(RunDirectory(out).lease) as lease:  # the first process takes it, which alone reads and writes the directory
+    with Lease(RunDirectory(Path(out)).lease) as lease:  # the first process takes it, which alone reads and writes the directory
         stop.leaving = lease.leave
-        directory = RunDirectory(out, check=lease.check)
-
-        def opened() -> tuple[Record | None, str | None, str, int]:
-            directory.refuse_others(config)
-            if directory.has_begun and not directory.record_file.exists():
-                _take(lease, out)
-            if directory.record_file.exists():
-                return directory.finished(), None, "", 0
-            if directory.has_begun:
-                directory.provenance.compare(recipe, allow_inexact=allow_inexact)
-            return None, directory.provenance.commit, directory.provenance.date or now()[:10], torch.get_num_threads()
-
-        record, commit, date, threads = processes.told(opened)
-        if record is not None:
-            return record
+        directory = RunDirectory(Path(out), check=lease.check)
+        origin = processes.told(partial(_opened, directory, config, lease, allow_inexact=allow_inexact))
+        if isinstance(origin, Record):
+            return origin
         if not processes.first:
-            torch.set_num_threads(threads)
-        inputs = processes.together(
-            lambda: load_inputs(config, commit=commit, date=date, source=source, session=session, processes=processes)
-        )
+            torch.set_num_threads(origin.threads)
+        inputs = processes.together(lambda: load_inputs(config, origin=origin, source=source, session=session, processes=processes))
         inputs.go_on(method)  # what cannot be done is refused before anything is written
-        saving: Stopping
+        saving = Stopping(every=save_every, stop=stop, processes=processes)
+        everyone: tuple[RunCallback, ...] = (saving,)
         if processes.first:
             saving = Autosave(directory, every=save_every, stop=stop, base=recipe.base_model.model or "", processes=processes)
             everyone = (*callbacks, saving, _Measuring(method, recipe, directory))
-        else:
-            saving = Stopping(every=save_every, stop=stop, processes=processes)
-            everyone = (saving,)
 
-        def begun() -> tuple[Record | None, list[SavedResult], ResumePoint | None]:
+        def begun() -> Record | tuple[list[SavedResult], ResumePoint]:
             if not lease.held:
-                _take(lease, out)
+                _take(lease, directory.root)
             directory.claim(config)
             if directory.record_file.exists():  # another process has finished it meanwhile
-                return directory.finished(), [], None
-            directory.provenance.keep(inputs.base_model, inputs.source, recipe.start, date=date)
-            return None, *_resumed(inputs, method, directory, everyone)
+                return directory.finished()
+            directory.provenance.keep(inputs.base_model, inputs.source, recipe.start, date=origin.date)
+            return _resume(inputs, method, directory, everyone)
 
         with _saying_what_is_kept(directory):
-            record, done, resume = processes.told(begun)
-            if record is not None:
-                return record
-            if resume is not None and not processes.first:
+            beginning = processes.told(begun)
+            if isinstance(beginning, Record):
+                return beginning
+            done, resume = beginning
+            if not processes.first:
                 resume.past.rows.device = inputs.base_model.device
             try:
                 sequence = TaskSequence(inputs, method, callbacks=everyone, resume=resume, check_every=check_every)
@@ -167,6 +150,35 @@ def run_sequence(
             return processes.told(lambda: directory.write_record(record_of(config, method, inputs, directory, done, started)))
 
 
+def _order_of(recipe: Recipe, name: str) -> tuple[str, ...]:
+    if name not in recipe.tasks.orders:
+        named = ", ".join(recipe.tasks.orders)
+        raise UnknownName(f"the recipe {recipe.name} has no order {name!r}; give a list of tasks, or: {named}")
+    return recipe.tasks.orders[name]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The conditions under which a run began, which hold when it goes on."""
+
+    commit: str | None = None  # of a base model from the hub
+    date: str | None = None  # day that chat templates see
+    threads: int = 0
+
+
+def _opened(directory: RunDirectory, config: RunConfig, lease: Lease, *, allow_inexact: bool) -> Record | Origin:
+    """The record of a finished run, or the conditions of one that begins or goes on; nothing is written where one begins."""
+    directory.refuse_others(config)
+    if directory.has_begun and not directory.record_file.exists():
+        _take(lease, directory.root)
+    if directory.record_file.exists():
+        return directory.finished()
+    provenance = directory.provenance
+    if directory.has_begun:
+        provenance.compare(config.recipe, allow_inexact=allow_inexact)
+    return Origin(provenance.commit, provenance.date or now()[:10], torch.get_num_threads())
+
+
 def _take(lease: Lease, out: Path) -> None:
     """The directory is this process's alone from here on.  Raises InUse."""
     with _saying_what_is_kept(RunDirectory(out)):
@@ -174,7 +186,7 @@ def _take(lease: Lease, out: Path) -> None:
         lease.take()
 
 
-def _resumed(
+def _resume(
     inputs: RunInputs, method: Method, directory: RunDirectory, callbacks: Sequence[RunCallback]
 ) -> tuple[list[SavedResult], ResumePoint]:
     """The results of the finished tasks, and where the run goes on."""
@@ -210,8 +222,8 @@ def _go_through(sequence: TaskSequence, directory: RunDirectory, done: list[Save
                 done.append(processes.told(partial(directory.write_task, state, base=base)))
         except Stopped as error:
             task = sequence.order[len(done)]
-            found = "; ".join([str(error), *getattr(error, "__notes__", ())])
-            raise type(error)(f"{task} (task {len(done) + 1}): {found}; {directory.standing()}") from None
+            notes = "; ".join([str(error), *getattr(error, "__notes__", ())])
+            raise type(error)(f"{task} (task {len(done) + 1}): {notes}; {directory.standing()}") from None
 
 
 @contextmanager
@@ -234,12 +246,10 @@ class _Measuring(RunCallback):
 
     def observers(self, number: int, steps: int) -> list[Trace]:
         """Return the trace of a task from the second on, if the recipe asks for one."""
-        points, place = self.settings.trace_points, self.directory
+        points, per_layer, directory = self.settings.trace_points, self.settings.trace_layers, self.directory
         if points is None or number == 1:
             return []
-        return [
-            Trace(place.trace, steps=steps, points=points, task=number, per_layer=self.settings.trace_layers, check=place.check)
-        ]
+        return [Trace(directory.trace, steps=steps, points=points, task=number, per_layer=per_layer, check=directory.check)]
 
     def drift(self, anchor: Anchor, past: Past) -> dict[str, Any]:
         """Return the drift of the task; raise ProtectionLost where the method's promise does not hold."""
@@ -278,16 +288,15 @@ def boundary_drift(anchor: Anchor, past: Past) -> dict[str, Any]:
 def load_inputs(
     config: RunConfig,
     *,
-    commit: str | None = None,
-    date: str | None = None,
+    origin: Origin = Origin(),
     source: TaskSource | None = None,
     session: Session | None = None,
     processes: Processes = ALONE,
 ) -> RunInputs:
     """Load the data and the base model of a run; a session has the model already."""
-    recipe = config.recipe
-    settings = recipe.base_model.model_copy(update={"revision": commit}) if commit else recipe.base_model
-    settings = settings.model_copy(update={"date": settings.date or date})
+    recipe, settings = config.recipe, config.recipe.base_model
+    began = {"revision": origin.commit or settings.revision, "date": settings.date or origin.date}
+    settings = settings.model_copy(update=began)
     old = None if recipe.start.old_adapter is None else expanded(recipe.start.old_adapter)
     if recipe.base_model.threads:
         torch.set_num_threads(recipe.base_model.threads)

@@ -23,6 +23,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from anchorlora.adapters import target_layers
 from anchorlora.adapters.targets import Adaptable, widths_of
 from anchorlora.config import Recipe
+from anchorlora.devices import type_name
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry.spectrum import SIDE
 from anchorlora.models.failures import cannot_be_loaded, reading
@@ -56,11 +57,11 @@ class Sizes:
 def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None = None) -> Sizes:
     """Estimate what a run takes, without loading weights."""
     settings = recipe.base_model
-    place = folder or settings.model
-    if place is None:
+    source = folder or settings.model
+    if source is None:
         raise InvalidValue("this recipe names no model; give one with --model")
     with reading(f"no configuration of {settings.model}"):
-        config = AutoConfig.from_pretrained(place, **source_of(settings))
+        config = AutoConfig.from_pretrained(source, **source_of(settings))
     dtype, how = dtype_of(settings), quantization(settings, config)
     family = family_of(config, settings.model)
     with reading(cannot_be_loaded(settings.model)), torch.device("meta"):
@@ -74,21 +75,20 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
         kept = min(tasks * features.rows, SIDE, 2 * width) + min(tasks * features.held_out_rows, 2 * width)
         stores = config.num_hidden_layers * width  # one row of each layer's input
         memory = {
-            "base_model": _stored(model, dtype.itemsize, how),
+            "base_model": _stored_bytes(model, dtype.itemsize, how),
             "blocks": FLOAT32 * block * (4 + (tasks - 1 if cumulative else 0)),
             "cores": 2 * FLOAT64 * features.at_most * sum(d_in for d_in, _ in shapes),
             "activations": _activations(config, recipe, shapes, dtype.itemsize),
             "evaluation": _evaluation(config, recipe, shapes, dtype.itemsize),
         }
         product = (width, _of_the_mlp(config))
-    name = str(dtype).removeprefix("torch.")
-    kind, host = f"{name} over {how}" if how else name, FLOAT32 * kept * stores
+    kind, host = f"{type_name(dtype)} over {how}" if how else type_name(dtype), FLOAT32 * kept * stores
     head = config.vocab_size * width
     embeddings = head if getattr(config, "tie_word_embeddings", False) else 2 * head
     return Sizes(parameters, block, len(shapes), kind, max(0, parameters - embeddings), head, product, memory, host)
 
 
-def _stored(model: PreTrainedModel, itemsize: int, quantized: str | None) -> int:
+def _stored_bytes(model: PreTrainedModel, itemsize: int, quantized: str | None) -> int:
     """Bytes of the weights; bitsandbytes packs linear layers but the head, with a float32 scale for 64 entries or for a row."""
     total = sum(p.numel() for p in model.parameters()) * itemsize
     if quantized is None:
@@ -133,14 +133,14 @@ def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
 def _of_the_mlp(config: PretrainedConfig) -> int:
     """Width of the MLP, by the names that OPT, Falcon and GPT-2 have for it; four times the residual stream where none is given."""
     names = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
-    return next((found for name in names if (found := getattr(config, name, None))), 4 * config.hidden_size)
+    return next((width for name in names if (width := getattr(config, name, None))), 4 * config.hidden_size)
 
 
-def described(found: Sizes, names: Sequence[str] = ("base_model", "blocks", "cores", "activations", "evaluation")) -> list[str]:
+def described(sizes: Sizes) -> list[str]:
     """Return the sizes as lines of text."""
-    parts = ", ".join(f"{name} {found.memory[name] / 2**30:.2f}" for name in names)
+    parts = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in sizes.memory.items())
     return [
-        f"{found.parameters:,} parameters of the base model ({found.dtype}); {found.block:,} in a block at {found.layers} layers",
-        f"about {found.peak / 2**30:.1f} GiB on the device, an estimate from shapes, plus the framework's own ({parts} GiB)",
-        f"about {found.host / 2**30:.2f} GiB of feature rows in main memory",
+        f"{sizes.parameters:,} parameters of the base model ({sizes.dtype}); {sizes.block:,} in a block at {sizes.layers} layers",
+        f"about {sizes.peak / 2**30:.1f} GiB on the device, an estimate from shapes, plus the framework's own ({parts} GiB)",
+        f"about {sizes.host / 2**30:.2f} GiB of feature rows in main memory",
     ]

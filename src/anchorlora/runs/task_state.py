@@ -27,18 +27,12 @@ REMEDY = "delete the state of this task and of later ones; they are trained agai
 def write_boundary(folder: Path, state: TaskState) -> None:
     """Write what later tasks need: feature rows, wide bases, and what constraints and the adapter plan keep."""
     # layers that share their rows share the basis, unless a constraint has made cores of its own
-    wides = {layers[0]: state.cores[layers[0]].wide.basis for layers in _sharing(state).values()}
+    first = {id(core.wide): layer for layer, core in reversed(state.cores.items())}
+    wides = {layer: core.wide.basis for layer, core in state.cores.items() if first[id(core.wide)] == layer}
     rows = {f"rows/{name}": t for name, t in state.rows.items()}
     for kind, tensors in (("rows", rows), ("wide", wides), ("remembered", state.remembered), ("stack", state.stack)):
         write_tensors(folder / f"{kind}.safetensors", tensors)
     write_text(folder / "stores.json", json.dumps(state.stores))
-
-
-def _sharing(state: TaskState) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
-    for layer, core in state.cores.items():
-        found.setdefault(id(core.wide), []).append(layer)
-    return found
 
 
 def read_boundary(past: Past, state: Path, cores_file: Path, facts: Sequence[dict[str, Any]]) -> None:

@@ -35,14 +35,14 @@ def trackers_named(names: str) -> tuple[str, ...]:
     """Return the trackers of a comma list, each of which can be used here."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers
 
-    found = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
-    for name in found:
+    trackers = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
+    for name in trackers:
         if name not in LOGGER_TYPE_TO_CLASS:
             near = get_close_matches(name, LOGGER_TYPE_TO_CLASS, n=2, cutoff=0.6) or list(LOGGER_TYPE_TO_CLASS)
             raise UnknownName(f"Accelerate has no tracker {name!r}; nearest: {', '.join(near)}")
         if not filter_trackers([name], TRACKERS):
             raise MissingExtra(f"--track {name} needs a package that is not installed: pip install {name.replace('_', '-')}")
-    return found
+    return trackers
 
 
 @contextmanager
@@ -175,7 +175,7 @@ def _begun(name: str, folder: Path, step: int, known: dict[str, str]) -> Any:
 def _read(path: Path) -> dict[str, str]:
     """The names of earlier runs; none where the file is missing or is not what was written."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        known = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+    return {str(name): str(value) for name, value in known.items()} if isinstance(known, dict) else {}

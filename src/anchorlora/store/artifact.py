@@ -166,16 +166,16 @@ def artifact_in(folder: Path) -> Artifact:
     )
 
 
-def adapters_in(place: Path) -> dict[str, Path]:
+def adapters_in(folder: Path) -> dict[str, Path]:
     """Return the adapters that PEFT saved in a folder, by name.
 
     Checkpoints that a trainer left inside (checkpoint-100 and so on) are not among them.
     """
-    if not place.is_dir():
+    if not folder.is_dir():
         return {}
-    found = {"default": place} if (place / ADAPTER_CONFIG).is_file() else {}
-    inside = [p.parent for p in sorted(place.glob(f"*/{ADAPTER_CONFIG}")) if not p.parent.name.startswith("checkpoint-")]
-    return found | {folder.name: folder for folder in inside}
+    adapters = {"default": folder} if (folder / ADAPTER_CONFIG).is_file() else {}
+    inside = [p.parent for p in sorted(folder.glob(f"*/{ADAPTER_CONFIG}")) if not p.parent.name.startswith("checkpoint-")]
+    return adapters | {folder.name: folder for folder in inside}
 
 
 def _of_run(folder: Path, run: RunFolder, number: int | None = None) -> Artifact:
@@ -200,6 +200,6 @@ def _of_run(folder: Path, run: RunFolder, number: int | None = None) -> Artifact
 def _meant(folder: Path) -> str:
     """The first folder inside that would have been taken, as the end of a message."""
     for pattern in (CONFIG_FILE, ADAPTER_CONFIG):
-        for found in sorted(folder.glob(f"*/{pattern}"))[:1]:
-            return f"; did you mean {found.parent}?"
+        for path in sorted(folder.glob(f"*/{pattern}"))[:1]:
+            return f"; did you mean {path.parent}?"
     return ""

@@ -19,7 +19,7 @@ FORMS: tuple[Form, ...] = ("cat", "svd", "merged")
 
 
 class Source(FilePart):
-    """What was exported."""
+    """The source of an export."""
 
     kind: Literal["run", "adapter"]  # "run" or "adapter"
     number: int | None  # number of the task in its run, from 1; null for an adapter without a run

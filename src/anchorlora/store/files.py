@@ -112,11 +112,11 @@ def new_folder(path: Path, *, check: Callable[[], None] = lambda: None) -> Itera
 
 def flush(folder: Path) -> None:
     """Flush everything below a folder to disk, so that its name never stands for less than was written."""
-    for place in sorted(folder.rglob("*")):
-        if place.is_dir():
-            flush_entries(place)
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir():
+            flush_entries(path)
         else:
-            with place.open("rb") as file:
+            with path.open("rb") as file:
                 os.fsync(file.fileno())
     flush_entries(folder)
 

@@ -64,19 +64,19 @@ def _kind(term: ast.expr) -> str:
 
 
 def _preserves(plan: str, constraints: list[ast.Call]) -> list[str]:
-    """What methods of that time promised: see `anchorlora.methods.Preserves`."""
+    """The promises of methods of that time: see `anchorlora.methods.Preserves`."""
     closed = {name for call in constraints for name in _closes(call)}
     displacement, delta_b = "displacement" in closed, "delta_b" in closed
     state = plan.endswith("PerTask") and displacement and "start" in closed
     alone = plan in ("Shared", "PerTask", "FoldedPerTask")  # a layer changes only by what the current block adds
-    found = {
+    closes = {
         "displacement": displacement,
         "state": state,
         "delta_b": delta_b,
         "response": alone and (state or (displacement and (delta_b or "delta_b_term" in closed))),
         "singular": alone and "singular" in closed,
     }
-    return [name for name, kept in found.items() if kept]
+    return [name for name, kept in closes.items() if kept]
 
 
 CLOSES = {
@@ -90,11 +90,11 @@ CLOSES = {
 
 
 def _closes(call: ast.Call) -> tuple[str, ...]:
-    """What a constraint closed, unless it began after the second task."""
+    """The conditions that a constraint closed, unless it began after the second task."""
     first = next(
-        (each.value.value for each in call.keywords if each.arg == "first_task" and isinstance(each.value, ast.Constant)), 2
+        (part.value.value for part in call.keywords if part.arg == "first_task" and isinstance(part.value, ast.Constant)), 2
     )
     if not isinstance(first, int) or first > 2:
         return ()
-    factor = next((each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)), None)
+    factor = next((part.value for part in call.args if isinstance(part, ast.Constant) and isinstance(part.value, str)), None)
     return CLOSES.get((_kind(call), factor), ())

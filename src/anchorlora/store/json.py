@@ -103,8 +103,8 @@ def plain(content: Any) -> Any:
 def checked(content: Any, kind: type[Read], *, where: str, remedy: str) -> Read:
     """Return content as a value of a type."""
     try:
-        found: Read = _adapter(kind).validate_python(content)  # type: ignore[arg-type]  # a type is hashable
-        return found
+        value: Read = _adapter(kind).validate_python(content)  # type: ignore[arg-type]  # a type is hashable
+        return value
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise InvalidValue(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {remedy}") from None

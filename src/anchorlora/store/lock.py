@@ -87,10 +87,10 @@ class Lease:
     def alive(self) -> bool:
         """Return True if the owner has renewed the lease since this was first called."""
         try:
-            found = os.stat(self.file)
+            stat = os.stat(self.file)
         except FileNotFoundError:
             return False
-        now = (found.st_ino, found.st_mtime_ns)
+        now = (stat.st_ino, stat.st_mtime_ns)
         self._seen = self._seen or now
         return self._seen != now
 

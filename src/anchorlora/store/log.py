@@ -55,11 +55,11 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         lines = bytes_of(path, largest=LARGEST_LOG).split(b"\n")
     except Unreadable as error:
         raise InvalidValue(f"{path}: {error}; move it away") from None
-    found = []
+    events = []
     for line in lines:
         with suppress(Unreadable, UnicodeDecodeError):
-            found.append(loads(line.decode()))
-    return [event for event in found if isinstance(event, dict)]
+            events.append(loads(line.decode()))
+    return [event for event in events if isinstance(event, dict)]
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Prediction(FilePart):
 
     @property
     def right(self) -> bool | None:
-        """Whether the answer is right; None if its primary score is neither 0 nor 1."""
+        """True if the answer is right; None if its primary score is neither 0 nor 1."""
         primary = next(iter(self.metrics.values()), float(self.label == self.gold))
         return bool(primary) if primary in (0, 1) else None
 
@@ -55,13 +55,14 @@ def _together(lines: Sequence[str]) -> list[Prediction] | None:
     """Predictions parsed at once, in a third of the time; None where one line may not be what `read_json` takes."""
     text = ",".join(lines)
     try:
-        found = PREDICTIONS.validate_json(f"[{text}]")
+        predictions = PREDICTIONS.validate_json(f"[{text}]")
     except ValidationError:
         return None
     # a key that is there twice counts once among what was parsed; in a string, a quotation mark has a backslash before it
-    keys = sum(len(each.model_fields_set) + len(each.metrics) for each in found)
-    usual = len(found) == len(lines) and _unescaped(text, ":") == keys and not any(_unescaped(text, after) for after in " \t\r\n")
-    return found if usual and all(each.index.bit_length() <= INTEGER_BITS for each in found) else None
+    keys = sum(len(each.model_fields_set) + len(each.metrics) for each in predictions)
+    plain = _unescaped(text, ":") == keys and not any(_unescaped(text, after) for after in " \t\r\n")
+    usual = plain and len(predictions) == len(lines)
+    return predictions if usual and all(each.index.bit_length() <= INTEGER_BITS for each in predictions) else None
 
 
 def _unescaped(text: str, after: str) -> int:

@@ -41,7 +41,7 @@ Amount = Annotated[float, Field(ge=-MOST, le=MOST)]
 
 
 class MethodFacts(FilePart):
-    """What a method is, so that nobody needs to read its definition."""
+    """The facts of a method, so that nobody needs to read its definition."""
 
     name: str
     parts: Annotated[list[str], Field(min_length=1)]
@@ -322,9 +322,9 @@ def read_record(path: Path) -> Record:
     except Unreadable as error:
         raise InvalidValue(f"{path}: {error}; fetch it again") from None
     content = upgraded(content)
-    found = content.get("schema") if isinstance(content, dict) else None
-    if found != SCHEMA:
-        raise InvalidValue(f"{path} has schema {found!r:.40}, and this version reads schemas 1 to {SCHEMA}")
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if schema != SCHEMA:
+        raise InvalidValue(f"{path} has schema {schema!r:.40}, and this version reads schemas 1 to {SCHEMA}")
     record = checked(content, Record, where=str(path), remedy="a record is written once and not edited")
     if record.sha256 and _hash(_with_hash(text, record.sha256, UNSEALED)) != record.sha256:
         raise InvalidValue(f"{path} is not what was written: its hash differs from the one in it; fetch it again")

@@ -18,9 +18,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from anchorlora.config import RunConfig, explained
+from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.store.adapter_config import ADAPTER_FILES
 from anchorlora.store.files import load_yaml
@@ -119,7 +117,7 @@ class RunFolder:
 
     def read_config(self) -> RunConfig:
         """Read the configuration."""
-        return read_run_config(self.config_file)
+        return RunConfig.read(load_yaml(self.config_file), str(self.config_file))
 
     def read_record(self) -> Record:
         """Read the record of a finished run, and check every file of the run.
@@ -203,15 +201,6 @@ class RunFolder:
             remedy = "move it away" if odd else remedy
         if wrong is not None:
             raise InvalidValue(f"{wrong}; {remedy}, or train the skill again with another --out")
-
-
-def read_run_config(path: Path) -> RunConfig:
-    """Read a complete configuration."""
-    content = load_yaml(path)
-    try:
-        return RunConfig.model_validate(content)
-    except ValidationError as error:
-        raise explained(error, str(path)) from None
 
 
 def spellings(path: Path) -> tuple[Path, ...]:

@@ -64,25 +64,25 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 def indexed(index: Path) -> dict[str, Path]:
     """Return which shard holds each tensor of an index."""
-    place = index.parent
+    folder = index.parent
     try:
         content = load(index)
-        found = content.get("weight_map") if isinstance(content, dict) else None
-        pairs = checked(found, dict[str, str], where="weight_map", remedy="fetch it again")
+        weight_map = content.get("weight_map") if isinstance(content, dict) else None
+        pairs = checked(weight_map, dict[str, str], where="weight_map", remedy="fetch it again")
     except ValueError as error:
         raise InvalidValue(f"{index} is not an index of shards: {error}") from None
     for shard in sorted(set(pairs.values())):
         if not is_beside(shard):
             raise InvalidValue(f"{index} names {shard!r}, which is not a safetensors file next to it")
-        if not (place / shard).is_file():
+        if not (folder / shard).is_file():
             missing = sum(other == shard for other in pairs.values())
-            raise InvalidValue(f"{place / shard} is missing, and {missing} tensors with it; fetch the checkpoint again")
-        lost = {tensor for tensor, other in pairs.items() if other == shard} - set(tensor_names(place / shard))
+            raise InvalidValue(f"{folder / shard} is missing, and {missing} tensors with it; fetch the checkpoint again")
+        lost = {tensor for tensor, other in pairs.items() if other == shard} - set(tensor_names(folder / shard))
         if lost:
             raise InvalidValue(
-                f"{place / shard} does not hold {min(lost)}, which {index.name} expects there; fetch the checkpoint again"
+                f"{folder / shard} does not hold {min(lost)}, which {index.name} expects there; fetch the checkpoint again"
             )
-    return {tensor: place / shard for tensor, shard in pairs.items()}
+    return {tensor: folder / shard for tensor, shard in pairs.items()}
 
 
 def is_beside(name: str, *, ending: str = ".safetensors") -> bool:
@@ -131,37 +131,37 @@ class Weights:
         raise InvalidValue(f"{self.place} holds no weight of {layer}; the adapter belongs to another model")
 
 
-def open_weights(place: Path) -> Weights:
+def open_weights(path: Path) -> Weights:
     """Open the weights of a model folder or of one safetensors file."""
-    if place.is_file():
-        return _single(place, place)
-    if not place.is_dir():
-        raise InvalidValue(f"there is nothing at {place}{nearest_folders(place)}")
-    if (place / INDEX).is_file():
-        return Weights(place, indexed(place / INDEX))
-    found = [place / SINGLE] if (place / SINGLE).is_file() else sorted(place.glob("*.safetensors"))
-    if len(found) == 1:
-        return _single(place, found[0])
-    if found:
+    if path.is_file():
+        return _single(path, path)
+    if not path.is_dir():
+        raise InvalidValue(f"there is nothing at {path}{nearest_folders(path)}")
+    if (path / INDEX).is_file():
+        return Weights(path, indexed(path / INDEX))
+    files = [path / SINGLE] if (path / SINGLE).is_file() else sorted(path.glob("*.safetensors"))
+    if len(files) == 1:
+        return _single(path, files[0])
+    if files:
         raise InvalidValue(
-            f"{place} holds {len(found)} safetensors files and no {INDEX} to say which belong together; give one file"
+            f"{path} holds {len(files)} safetensors files and no {INDEX} to say which belong together; give one file"
         )
-    pickled = sorted(p for p in place.iterdir() if p.suffix in PICKLES)
+    pickled = sorted(p for p in path.iterdir() if p.suffix in PICKLES)
     if len(pickled) == 1:
         _refuse_pickle(pickled[0])
     if pickled:
-        load = f"M.from_pretrained({str(place)!r}, dtype='auto').save_pretrained({str(place) + '-safetensors'!r})"
+        load = f"M.from_pretrained({str(path)!r}, dtype='auto').save_pretrained({str(path) + '-safetensors'!r})"
         raise InvalidValue(
-            f"{place} holds pickles, which are not opened here; convert them: "
+            f"{path} holds pickles, which are not opened here; convert them: "
             f'python -c "from transformers import AutoModelForCausalLM as M; {load}"'
         )
-    raise InvalidValue(f"{place} holds neither an adapter nor safetensors weights; give the folder of a saved adapter or model")
+    raise InvalidValue(f"{path} holds neither an adapter nor safetensors weights; give the folder of a saved adapter or model")
 
 
-def _single(place: Path, path: Path) -> Weights:
+def _single(given: Path, path: Path) -> Weights:
     if path.suffix in PICKLES:
         _refuse_pickle(path)
-    return Weights(place, dict.fromkeys(tensor_names(path), path))
+    return Weights(given, dict.fromkeys(tensor_names(path), path))
 
 
 def _refuse_pickle(path: Path) -> None:

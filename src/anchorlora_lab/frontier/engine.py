@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,9 @@ from anchorlora.config import BaseModelSettings
 from anchorlora.constraints import AnswerSensitivity
 from anchorlora.constraints.base import ActiveConstraint
 from anchorlora.continual.batches import MicroBatch, Window, example_losses, loss_named, micro_batch, packed_row, rows_of, windows
-from anchorlora.continual.decode import decode
-from anchorlora.continual.learn import accelerator_on, learn
-from anchorlora.data import Sample, read_samples
-from anchorlora.data.prompts import Encoded, Example
+from anchorlora.continual.decode import Answering, decode
+from anchorlora.continual.learn import Learner, Rules, learning
+from anchorlora.data import Encoded, Example, Sample, read_samples
 from anchorlora.data.templates import rendered, stop_ids
 from anchorlora.devices import in_float64
 from anchorlora.features import read_cores
@@ -39,6 +37,7 @@ from anchorlora.models.cores_from_text import CoreRule, cores_of_samples
 from anchorlora.models.load import LoadedModel, ends_of, load_base_model
 from anchorlora.models.own_text import own_text
 from anchorlora.models.packing import packed, unpackable
+from anchorlora.processes import accelerator_on
 from anchorlora.store.tensors import write_tensors
 from anchorlora_lab.frontier.rows import PLAIN, Row
 
@@ -138,7 +137,7 @@ class Subject:
 
     def logits(self, batch: MicroBatch) -> Tensor:
         """Return the logits (answer tokens, vocabulary) of a forward pass."""
-        with packed(self.model, batch.layout, batch.keep) if batch.layout else nullcontext():
+        with packed(self.model, batch.layout, batch.keep):
             outputs = self.model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
         return batch.answer_logits(outputs.logits).float()
 
@@ -165,7 +164,7 @@ class Subject:
 
     def _decoded(self, prompts: Sequence[Sequence[int]], longest: int) -> list[list[int]]:
         if self.unpacked is None:
-            return decode(self.model, prompts, stops=self.stops, max_new_tokens=longest, drafts={}, device=self.device)
+            return decode(self.model, prompts, Answering(self.stops, longest))
         from anchorlora.continual.batches import padded
 
         inputs = padded(prompts, self.pad)
@@ -280,7 +279,7 @@ class Losses:
         subject = self.subject
         subject.model.eval()
         batch = packed_row(group, share=False) if subject.unpacked is None else micro_batch(group, pad=subject.pad)
-        with packed(subject.model, batch.layout) if batch.layout else nullcontext():
+        with packed(subject.model, batch.layout):
             outputs = subject.model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
         return example_losses(outputs.logits, batch)
 
@@ -396,28 +395,18 @@ def train(
                 row_tokens=ROW_TOKENS if subject.unpacked is None else None,
             )
 
-    def between(step: int, look: Callable[[], None]) -> None:
-        nonlocal evaluating
-        if step % steps == 0:
-            now = time.process_time()
-            at_epoch(step // steps, {"training": now - began - evaluating, "made": made})
-            subject.model.train()
-            evaluating += time.process_time() - now
-
     accelerator = accelerator_on(subject.device)
     torch.manual_seed(seed)
-    learn(
-        subject.model,
-        accelerator.prepare_optimizer(optimizer),
-        anchor,
-        constraints,
-        islice(all_windows(), None),
-        loss=loss_named("example_mean", row.token_weights),
-        accelerator=accelerator,
-        clip_norm=CLIP,
-        between=between,
-        rate=lambda step: min(1.0, step / WARMUP),
-    )
+    learner = Learner(subject.model, accelerator.prepare_optimizer(optimizer), anchor, constraints, accelerator)
+    rules = Rules(loss_named("example_mean", row.token_weights), clip_norm=CLIP, rate=lambda step: min(1.0, step / WARMUP))
+    with learning(learner, rules) as training:
+        for step, window in enumerate(all_windows(), 1):
+            training.step(window)
+            if step % steps == 0:
+                now = time.process_time()
+                at_epoch(step // steps, {"training": now - began - evaluating, "made": made})
+                subject.model.train()
+                evaluating += time.process_time() - now
     stored = sum(4 * (f.A.numel() + f.B.numel()) for f in stack.newest().values())
     return {"stored_bytes": stored, "kept_bytes": kept, "parts": method.definition}
 

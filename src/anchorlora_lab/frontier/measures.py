@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorlora.data.prompts import Encoded, Example
+from anchorlora.data import Encoded, Example
 from anchorlora.devices import in_float64
 from anchorlora_lab.frontier.abilities import choices, fact_score, facts, instructions, passages
 from anchorlora_lab.frontier.engine import Subject

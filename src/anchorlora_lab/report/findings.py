@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from anchorlora.scores import paired_tests
 from anchorlora_lab.report.comparability import Study
 from anchorlora_lab.report.figures.stages import protected_of, unprotected_of
 from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.paired_tests import paired_tests
 from anchorlora_lab.report.records import Run, by_method, mean, mean_of
 from anchorlora_lab.report.tables.references import References
 from anchorlora_lab.report.tables.scores import interval_over_examples, interval_over_runs, score, unlearned

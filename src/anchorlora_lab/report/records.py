@@ -15,7 +15,7 @@ from anchorlora.store.json import read_file
 from anchorlora.store.predictions import Right, read_predictions
 from anchorlora.store.record import LABELS_FILE, RECORD_FILE, SEAL_FILE, Labels, Record
 from anchorlora.store.run_folder import RIGHT_FILE, RunFolder
-from anchorlora.store.trace import Point, read_trace
+from anchorlora_lab.report.trace import Point, read_trace
 from anchorlora_lab.suites.evaluation import EVAL_FILE, Evaluation, read_evaluation
 
 Family = Literal["shared", "cumulative"]

@@ -23,7 +23,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
-from anchorlora.errors import InvalidValue, MissingExtra, UnknownName
+from anchorlora.errors import InvalidValue, MissingExtra, UnknownName, message_of
 from anchorlora.paths import expanded
 from anchorlora_lab.suites import mmlu
 from anchorlora_lab.suites.evaluation import Measured, PartScores, Score
@@ -102,7 +102,7 @@ class HarnessTask:
                     tokenizer_name=reader.tokenizer_name if template else "",
                 )
             except Exception as error:  # a task and a chat template are programs and raise what they like
-                raise InvalidValue(f"the task {name} cannot be asked in this way: {_reason(error)}") from None
+                raise InvalidValue(f"the task {name} cannot be asked in this way: {message_of(error)}") from None
 
     def _set_examples(self, questions: Questions) -> None:
         for task in self.leaves.values():
@@ -175,7 +175,7 @@ def _load(manager: Any, name: str) -> dict[str, Any]:
         package = "'anchorlora[eval]'" if error.name in IFEVAL else error.name
         raise MissingExtra(f"the task {name} needs {error.name}, which is not installed: pip install {package}") from None
     except Exception as error:  # lm_eval's tasks and the hub's client raise what they like
-        raise InvalidValue(f"the task {name} cannot be loaded: {_reason(error)}; {_remedy(name)}") from None
+        raise InvalidValue(f"the task {name} cannot be loaded: {message_of(error)}; {_remedy(name)}") from None
     for leaf, task in loaded["tasks"].items():
         if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
             raise InvalidValue(f"the task {leaf} runs code that the model writes, or needs more than text; choose another")
@@ -187,10 +187,6 @@ def _remedy(name: str) -> str:
         return "a task file holds one task in lm_eval's format, and its data are at its dataset_path"
     elsewhere = "--data reads them from a folder, or " if name == mmlu.NAME else ""
     return f"its data come from the Hugging Face hub unless they are cached: {elsewhere}run once where there is a network"
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _heads(loaded: Mapping[str, Any], asked: str) -> Iterator[HarnessTask]:

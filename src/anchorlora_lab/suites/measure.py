@@ -150,7 +150,7 @@ def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str
             f"the run in {folder} is not finished; continue with anchorlora run {found.run.config_file} --out {folder}, or give "
             "one of its tasks"
         )
-    read_adapter(found.adapter)
+    read_adapter(found.adapter, beside={})
     settings, where = found.base_model(model), found.named_in(model)
     if not settings.model:
         raise InvalidValue(f"{where} names no base model; give one with --model")

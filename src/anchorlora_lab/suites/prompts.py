@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.continual.evaluate import Scorer
-from anchorlora.data import Encoded, Encoder, Example, Task, normalize, read_questions
+from anchorlora.data import Encoded, Encoder, Example, Task, normalize
 from anchorlora.data.rendering import Turn, without_lead
 from anchorlora.data.text import shortened, turn_of
 from anchorlora.models.load import ends_of
@@ -26,6 +26,7 @@ from anchorlora.scores import Paired
 from anchorlora_lab.suites.evaluation import PROMPTS, Flip, FlippedPrompts, Measured, Score
 from anchorlora_lab.suites.progress import EvalProgress
 from anchorlora_lab.suites.questions import Questions
+from anchorlora_lab.suites.right_answers import read_answered
 
 METRIC = "exact_match"
 ROOM = 16  # tokens beyond the longest right answer: enough that what goes on is seen to be another answer
@@ -110,7 +111,7 @@ class OwnPrompts:
 
 def read_prompts(path: Path) -> OwnPrompts:
     """Return the prompts of a file."""
-    return OwnPrompts(expanded(path), read_questions(path))
+    return OwnPrompts(expanded(path), read_answered(path))
 
 
 def is_right(text: str, answer: str) -> bool:

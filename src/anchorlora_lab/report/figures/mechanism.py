@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from anchorlora.methods import METHODS
-from anchorlora.store.trace import Point
 from anchorlora_lab.report.figures.style import REFERENCE, SMALLEST, Looks, curve, drawable, named, panels
 from anchorlora_lab.report.records import FAMILIES, Family, Run, by_method, families_of, mean
 from anchorlora_lab.report.tables.mechanism import AGAINST, Spot, ratio, spots_of_boundaries, spots_of_runs
+from anchorlora_lab.report.trace import Point
 
 LABELS = {
     "rho": "rho on the core",

@@ -7,9 +7,9 @@ from itertools import combinations
 
 from matplotlib.figure import Figure
 
-from anchorlora.scores import mean_interval
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.figures.style import Looks, named, panels, plain
+from anchorlora_lab.report.paired_tests import mean_interval
 from anchorlora_lab.report.records import Run, by_method, deviation, families_of, mean, mean_of
 from anchorlora_lab.report.tables.base_models import runs_by_base_model
 from anchorlora_lab.report.tables.scores import interval_over_examples, score

@@ -9,9 +9,9 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from anchorlora.methods import METHODS
-from anchorlora.scores import mean_interval
 from anchorlora_lab.report.figures.style import REFERENCE, Looks, beside_each_other, named, plain
 from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.paired_tests import mean_interval
 from anchorlora_lab.report.records import FAMILIES, Run, by_method, mean, mean_of
 from anchorlora_lab.report.tables.references import PLAIN, References
 

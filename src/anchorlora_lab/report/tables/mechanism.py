@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from anchorlora.pages.labels import order_label
 from anchorlora.pages.table import Column, Table
 from anchorlora.store.record import DriftFacts
-from anchorlora.store.trace import Point
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.records import Run, by_method, mean, mean_of
 from anchorlora_lab.report.tables.scores import ends
+from anchorlora_lab.report.trace import Point
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,8 +10,8 @@ from typing import Any
 from anchorlora.methods import METHODS
 from anchorlora.pages.labels import order_label, paper_order
 from anchorlora.pages.table import DAGGER, Column, Table, Value
-from anchorlora.scores import PairedTest, paired_tests
 from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.paired_tests import PairedTest, paired_tests
 from anchorlora_lab.report.published import MISTRAL, printed_learning_change, printed_pair, printed_score
 from anchorlora_lab.report.records import Run, mean_of
 from anchorlora_lab.report.tables.paper import beside

@@ -10,8 +10,9 @@ from anchorlora.methods import METHODS
 from anchorlora.methods.entry import GROUPS, OUTSIDE
 from anchorlora.pages.labels import order_label, paper_order
 from anchorlora.pages.table import Better, Column, Table
-from anchorlora.scores import Paired, mean_interval
+from anchorlora.scores import Paired
 from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.paired_tests import mean_interval
 from anchorlora_lab.report.published import MISTRAL, QWEN, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
 from anchorlora_lab.report.records import Run, by_method, mean_of
 from anchorlora_lab.report.tables.paper import beside
