@@ -210,6 +210,34 @@ def price() -> str:
     )
 
 
+STAGES = {
+    "before": "after SFT, before DPO",
+    "plain": "DPO, as TRL shows it",
+    "lower rate": "the same at a fifth of the rate",
+    "old pairs": "the same with 16 old examples and the SFT loss",
+    "shared": "DPO, shared adapter protected",
+    "fresh block": "DPO, fresh block protected",
+}
+
+
+def second_stage() -> str:
+    """What DPO leaves of a skill that SFT taught, from the results of benchmarks/second_stage.py."""
+    results = read("second-stage")
+    known = set.intersection(*({r["seed"] for r in results[name]} for name in STAGES))
+    rows = []
+    for name, words in STAGES.items():
+        found = [r for r in results[name] if r["seed"] in known]
+        tests = [r["scores"] for r in found]
+        margins = [a - b for t in tests for a, b in zip(t["chosen"], t["rejected"], strict=True)]
+        cards, losses = (mean([mean(t[score]) for t in tests]) for score in ("card", "card_loss"))
+        costs = [mean([r[cost] for r in found]) if cost in found[0] else None for cost in ("cpu_seconds", "rho")]
+        after = (f"{cost:{form}}" if cost is not None else "" for cost, form in zip(costs, (".0f", ".0e"), strict=True))
+        rows.append([words, f"{100 * cards:.0f}", f"{losses:.3f}", f"{mean(margins):.1f}", *after])
+    heads = ["", "cards right, %", "loss of cards", "preference, nats", "CPU s", "rho"]
+    table = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 5))
+    return f"{table}\n\n{len(known)} {'seed' if len(known) == 1 else 'seeds'}, 100 test cards and 24 test pairs each.\n"
+
+
 def read(folder: str) -> dict[str, list[dict[str, Any]]]:
     """Name of a variant -> its results, one for each seed."""
     results: dict[str, list[dict[str, Any]]] = {}
@@ -256,4 +284,5 @@ REGIONS: dict[str, Callable[[], str]] = {
     "keeping-linear": lambda: tables(read("keeping-linear")),
     "kept": lambda: instead(read("keeping-linear")),
     "price": price,
+    "second-stage": second_stage,
 }
