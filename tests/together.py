@@ -14,7 +14,7 @@ import torch
 
 from anchorlora import METHODS, run_sequence
 from anchorlora.config import Recipe
-from anchorlora.continual import learn
+from anchorlora.continual import inputs
 from anchorlora.errors import Interrupted
 from anchorlora.processes import following, launched
 from anchorlora.recipes import mini
@@ -79,7 +79,7 @@ def stopped_and_gone_on(method: str, out: Path, how: dict) -> None:
 def watched_split() -> list:
     """Names of the parameters of base models that FSDP splits from here on."""
     found: list = []
-    split = getattr(learn.split, "whole", learn.split)
+    split = getattr(inputs._split, "whole", inputs._split)
 
     def noting(model, accelerator):
         split(model, accelerator)
@@ -87,8 +87,5 @@ def watched_split() -> list:
         assert not any("lora_" in name for name in found)
 
     noting.whole = split
-    learn.split = noting
-    from anchorlora.continual import inputs
-
-    inputs.split = noting
+    inputs._split = noting
     return found

@@ -142,7 +142,9 @@ def test_the_rows_kept_are_those_of_whole_texts_of_which_fewer_tokens_are_read(s
         mask[0, kept.get(i, [])] = True
     whole.read(adapted, [(torch.tensor([ids]), mask) for ids, mask in zip(texts, masks, strict=True) if mask.any()])
     adapted.register_forward_pre_hook(lambda _, args, inputs: tokens.append(inputs["input_ids"].numel()), with_kwargs=True)
-    made, used = cores_from_text._read(adapted, loaded.tokenizer, samples, rule, device=torch.device("cpu"))
+    made, used = cores_from_text._read(
+        adapted, loaded.tokenizer, samples, rule, device=torch.device("cpu"), watch=lambda done, total: None
+    )
     tried = 5 * cores_from_text.TRIED
     assert used == (len(kept) if spread else sum(n < 90 for n in accumulate(map(len, texts))) + 1)
     assert len(tokens) <= 2 + 2 + 1, "two texts one by one and together, then one row"

@@ -33,6 +33,7 @@ def taught(data, tmp_path_factory):
     """News, with reviews kept, from nothing but the base model; and the unprotected twin."""
     out = tmp_path_factory.mktemp("taught") / "news"
     words = ["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--compare", "--out", str(out), *FEW]
+    words += ["--method", "inc-lora-hard", "--targets", "q_proj,v_proj"]
     assert main(words) == 0
     return out
 

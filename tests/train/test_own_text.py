@@ -166,7 +166,7 @@ def test_a_model_that_writes_nothing_and_a_template_without_the_message_are_refu
         own_text(loaded.model, loaded.tokenizer, count=2, seed=1, max_tokens=4)
 
 
-@pytest.mark.parametrize(("free", "way_out"), [(15 * 2**20, "set a smaller max_tokens, or give"), (2**20, "quantized=nf4")])
+@pytest.mark.parametrize(("free", "way_out"), [(11 * 2**20, "set a smaller max_tokens, or give"), (2**20, "quantized=nf4")])
 def test_texts_that_take_more_memory_than_is_left_are_refused_before_any_weights_are_read(
     free, way_out, monkeypatch, tmp_path, capsys
 ):

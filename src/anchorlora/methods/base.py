@@ -279,9 +279,9 @@ class MethodTable(dict[str, Method]):
         """Return the method that is a family's plan and nothing else."""
         return next(m for m in self.values() if m.plan.family == family and len(m.parts) == 1)
 
-    def default(self, family: str) -> Method:
-        """Return the method that `train` takes of a family where none is named."""
-        return next(m for m in self.values() if m.plan.family == family and m.entry.default)
+    def default(self, where: str) -> Method:
+        """Return the method that `train` takes where none is named (see `CatalogEntry.default`)."""
+        return next(m for m in self.values() if m.entry.default == where)
 
     def __missing__(self, name: str) -> Method:
         near = get_close_matches(name, self, n=3, cutoff=0.4) or list(self)

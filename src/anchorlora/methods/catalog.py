@@ -135,7 +135,7 @@ sfor = projected_lora.plus(
         about="The paper's exact method for one shared adapter: B is frozen, and A moves only off the protected subspace.",
         when="It is the method of `anchorlora train --same-size`. It learns less than methods that add a new block.",
         group=SHARED,
-        default=True,
+        default="same size",
         place=1,
         leaves_open="both closed\nB is frozen, A's displacement is projected",
         traced=True,
@@ -166,7 +166,8 @@ inc_lora_hard = inc_lora.plus(
     entry=CatalogEntry(
         about="A new block that neither reads the protected subspace nor moves on it. Its output there stays zero "
         "while both factors train.",
-        when="Use it where nothing may move on the protected directions, with any old adapter or none. It grows with every task.",
+        when="The default of `anchorlora train --adapter`: exact, with any old adapter or none. The adapter grows with every task.",
+        default="beside",
         place=8,
         compared_with=(),
     ),
@@ -501,7 +502,7 @@ fold_16 = Method(
         about="A new block for each task: exact on the directions that answers depend on, and slowed elsewhere by a "
         "penalty. At the end of the task, it is folded into one adapter of constant rank.",
         when="The default of `anchorlora train`: it kept most of what it was measured on, at constant rank.",
-        default=True,
+        default="new block",
         place=3,
         compared_with=("seq-lora", "o-lora-hard", "sensitive-core"),
         choice=Choice(EXAMPLES, "one adapter of constant rank, best scores"),

@@ -54,5 +54,5 @@ class CatalogEntry:
     paired_with: str = ""  # the method that the paper compares it with
     compared_with: tuple[str, ...] | None = None
     choice: Choice | None = None  # when it is the one to take
-    default: bool = False  # whether `train` takes it, among the methods of its family, where none is named
+    default: str = ""  # where `train` takes it if none is named: for a "new block", "beside" an old adapter, at the "same size"
     tunable: Tunable | None = None  # the number that is selected on a holdout

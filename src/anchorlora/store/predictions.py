@@ -59,13 +59,13 @@ def _together(lines: Sequence[str]) -> list[Prediction] | None:
     except ValidationError:
         return None
     # a key that is there twice counts once among what was parsed; in a string, a quotation mark has a backslash before it
-    keys = sum(len(each.model_fields_set) + len(each.metrics) for each in predictions)
-    plain = _unescaped(text, ":") == keys and not any(_unescaped(text, after) for after in " \t\r\n")
+    keys = sum(len(one.model_fields_set) + len(one.metrics) for one in predictions)
+    plain = _count_unescaped(text, ":") == keys and not any(_count_unescaped(text, after) for after in " \t\r\n")
     usual = plain and len(predictions) == len(lines)
-    return predictions if usual and all(each.index.bit_length() <= INTEGER_BITS for each in predictions) else None
+    return predictions if usual and all(one.index.bit_length() <= INTEGER_BITS for one in predictions) else None
 
 
-def _unescaped(text: str, after: str) -> int:
+def _count_unescaped(text: str, after: str) -> int:
     """How many quotation marks stand before a character, less those of strings, which have a backslash before them."""
     count = text.count(f'"{after}')
     return count and count - text.count(f'\\"{after}')

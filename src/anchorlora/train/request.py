@@ -37,9 +37,9 @@ from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.text import shown
 
 SELF = "self"  # to keep what the model writes itself
-FRESH = METHODS.default("cumulative").name
-SAME_SIZE = METHODS.default("shared").name
-EXACT = METHODS["inc-lora-hard"].name
+FRESH = METHODS.default("new block").name
+SAME_SIZE = METHODS.default("same size").name
+EXACT = METHODS.default("beside").name
 CORES, MEMORY = "cores.safetensors", "memory.safetensors"  # what is kept, in before/ and after/
 OLD_TEXT = "old_text.jsonl"  # rows of what is kept that are trained on again, in the same folders
 FROM_TEXT = ("sensitivity/",)  # what can be remembered of text
