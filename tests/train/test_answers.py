@@ -13,7 +13,7 @@ from anchorlora.cli.app import main
 from anchorlora.data import read_samples
 from anchorlora.pages.verdict import Evidence, advice, loss_curve, render, shortened
 from anchorlora.train.answers import OF_SKILL, answers_of
-from skills import FEW
+from skills import EXACT, FEW
 
 
 def lines(path):
@@ -58,7 +58,7 @@ def test_page_and_terminal_show_them_with_the_loss_curve_and_the_next_commands(t
     assert f"anchorlora train embedded:mini --after {taught} --data next.jsonl" in page
     command = ["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--compare", "--out", str(taught)]
     capsys.readouterr()
-    assert main([*command, *FEW]) == 0
+    assert main([*command, *FEW, *EXACT]) == 0
     shown = capsys.readouterr().out
     assert shown.count("- asked: ") == 2
     assert all(f"  after:  {answer.after}" in shown for answer in skill.shown[:2] if answer.after)

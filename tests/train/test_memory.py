@@ -18,6 +18,7 @@ from anchorlora.data import read_samples
 from anchorlora.features.files import read_tensors
 from anchorlora.store.seal import sha256
 from anchorlora.train.kept import held_out, row_of
+from anchorlora.train.request import skill_request
 from skills import FEW
 
 
@@ -222,3 +223,20 @@ def test_replay_on_text_of_the_models_own_and_nothing_to_go_on_from_is_refused(d
     capsys.readouterr()
     assert taught(data, tmp_path / "none", "replay", new="questions", keep=(), after=folded) == 2
     assert "trained by a method that keeps none" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_method_that_nobody_named_follows_from_what_is_there(tmp_path):
+    """A fold where it can go on; the exact block beside an old adapter, and after a run that remembers nothing."""
+
+    def named(**given):
+        fields = {"base_model": {"model": "embedded:mini"}, "data": "new.jsonl", "keep": ("self",), **given}
+        return skill_request(fields, same_size=False, method=None, methods=METHODS).method
+
+    for name, left in (("folded", ["memory.safetensors"]), ("exact", [])):
+        (tmp_path / name / "skill/after").mkdir(parents=True)
+        for file in left:
+            (tmp_path / name / "skill/after" / file).touch()
+    assert named() == "fold-16"
+    assert named(old_adapter="adapters/old") == "inc-lora-hard"
+    assert named(after=str(tmp_path / "folded"), keep=()) == named(keep=(str(tmp_path / "folded"),)) == "fold-16"
+    assert named(after=str(tmp_path / "exact"), keep=()) == named(keep=("self", str(tmp_path / "exact"))) == "inc-lora-hard"

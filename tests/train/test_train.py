@@ -16,7 +16,7 @@ from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import main
 from anchorlora.features import read_cores
 from anchorlora.models import session
-from skills import FEW, rows, written
+from skills import EXACT, FEW, rows, written
 
 MINI = embedded.folder("embedded:mini", "base_model")
 
@@ -104,7 +104,7 @@ def test_the_verdict_says_what_the_files_say(taught):
 def test_a_finished_one_called_again_trains_nothing_and_says_so_in_one_line(taught, data, capsys):
     record = (taught / "record.json").read_bytes()
     command = ["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--compare", "--out", str(taught)]
-    assert main([*command, *FEW]) == 0
+    assert main([*command, *FEW, *EXACT]) == 0
     said = capsys.readouterr()
     assert f"\nfinished before, nothing was trained; record: {taught}/record.json\n" in said.out
     assert "training" not in said.err
@@ -113,6 +113,7 @@ def test_a_finished_one_called_again_trains_nothing_and_says_so_in_one_line(taug
 
 def test_the_margin_of_a_finished_one_can_be_set(taught, data, capsys):
     command = ["train", "embedded:mini", "--data", data["news"], "--keep", data["reviews"], "--compare", "--out", str(taught), *FEW]
+    command += EXACT
     assert main([*command, "--margin", "60", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["margin"], found["kept"][0]["margin"]) == ({"points": 60, "nats": 0.05},) * 2
@@ -306,7 +307,10 @@ def test_a_chain_says_how_much_is_protected_and_cuts_by_energy_instead_of_fillin
     found, outs = [], [tmp_path / name for name in ("first", "second", "third")]
     for out, text in zip(outs, (data["news"], data["questions"], third), strict=True):
         what = ["--after", str(before)] if before else ["--keep", data["reviews"]]
-        assert main(["train", "embedded:mini", "--data", text, *what, "--out", str(out), *FEW, *wide]) == 0
+        assert (
+            main(["train", "embedded:mini", "--data", text, *what, "--out", str(out), *FEW, *wide, *EXACT[: 2 if before else 4]])
+            == 0
+        )
         cores = read_cores(out / "skill/after/cores.safetensors")
         assert all(core.k <= core.d // 2 for core in cores.values())
         assert share(change(out, before=before and before / "adapter"), read_cores(out / "skill/before/cores.safetensors")) < 1e-6
@@ -492,7 +496,13 @@ def test_a_skill_needs_no_data_loads_the_model_once_with_its_twin_is_read_when_f
     assert {file: (out / file).read_bytes() for file in files} == whole
 
 
-PHASES = {"writing texts of its own", "finding what to protect of self", "testing news", "testing self"}
+PHASES = {
+    "writing texts of its own",
+    "reading what answers depend on in self",
+    "finding what to protect of self",
+    "testing news",
+    "testing self",
+}
 
 
 def test_a_dry_run_writes_nothing_and_names_every_phase_which_all_reach_their_end(data, tmp_path, capsys, monkeypatch):

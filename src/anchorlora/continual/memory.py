@@ -16,6 +16,7 @@ from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.constraints import AnswerSensitivity
 from anchorlora.continual.losses import one_by_one
 from anchorlora.data import Encoder, Sample, TextTask, examples_of
+from anchorlora.data.text import answer_fits
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
 from anchorlora.models.load import ends_of
@@ -37,7 +38,9 @@ def memory_of_text(
     reader = next((c for c in method.constraints if isinstance(c, AnswerSensitivity)), None)
     if reader is None:
         raise InvalidValue(f"{method.name} remembers nothing that could be read from text: it has no AnswerSensitivity()")
-    examples = Encoder(tokenizer, max_tokens=max_tokens, ends=ends_of(adapted)).encode(TextTask(name), examples_of(samples))
+    encoder = Encoder(tokenizer, max_tokens=max_tokens, ends=ends_of(adapted))
+    fitting = [example for example in examples_of(samples) if answer_fits(example, encoder)]
+    examples = encoder.encode(TextTask(name), fitting)
     if not len(examples):
         raise InvalidValue(f"{name} has no answer whose tokens could be read")
 

@@ -138,6 +138,11 @@ def counted(
     return found | of_rows | {"characters": "".join([*characters][:SHOWN]), "split": dict(sorted(split.items()))}, unfit
 
 
+def answer_fits(example: Example, encoder: Encoder) -> bool:
+    """Return True unless an answer to a prompt takes all the room; plain text is cut."""
+    return not (example.messages or example.sentence) or len(turn_of(example, encoder).answer) < encoder.max_tokens
+
+
 def shortened(turn: Turn, room: int) -> tuple[int, ...]:
     """Return a prompt's tokens without those after its head that do not fit."""
     head = turn.head if turn.head < room else min(1, room - 1)

@@ -40,7 +40,7 @@ from anchorlora.models.session import Session
 from anchorlora.runs.sizes import sizes
 from anchorlora.train.budget import STEPS
 from anchorlora.train.kept import SHARE, kept_at
-from anchorlora.train.request import SELF, SkillRequest, reads_cores
+from anchorlora.train.request import SELF, SkillRequest
 
 clock = time.perf_counter
 CONTEXT, DRAWN = 256, 3  # tokens before the ones that are drawn to measure, and how many are
@@ -119,15 +119,14 @@ def price_of(
     rates = measured(session, adapted, recipe, train, writes=SELF in request.keep)
     skill = _part(request.name, test, answered=task.answered)
     kept = [*_kept(request, encoder, rows)]
-    cores = [part for part in kept if part.read] if reads_cores(method) else []
     tokens, steps = sum(train.lengths), recipe.steps(len(train))
     phases = [Phase("loading the model", "", loading)]
     if SELF in request.keep:
         phases.append(_own_text(session, request, rates))
-    if method.reads_past:
-        learned = [MEMORY_TEXTS * part.text * 2 * rates.learning for part in kept if part.read]
-        phases.append(Phase("reading what answers depend on", f"{MEMORY_TEXTS} texts each", sum(learned)))
-    for part in cores:
+    for part in [part for part in kept if part.read]:
+        if method.reads_past:
+            what, seconds = f"reading what answers depend on in {part.name}", MEMORY_TEXTS * part.text * 2 * rates.learning
+            phases.append(Phase(what, f"{MEMORY_TEXTS} texts", seconds))
         texts = min(recipe.features.rows, part.rows * (SHARE - 1))
         phases.append(
             Phase(f"finding what to protect of {part.name}", f"{texts:,} texts", texts * part.text * rates.reading + rates.spectra)
