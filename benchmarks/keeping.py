@@ -51,6 +51,7 @@ from anchorlora.continual.seeds import number
 from anchorlora.data import Benchmark, TextFiles, TextSource
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.models.own_text import own_text
+from anchorlora.models.session import Session
 from anchorlora.store.files import write_lines
 from anchorlora.train import train_skill
 from anchorlora.train.request import CORES, MEMORY, default_recipe, skill_request
@@ -63,7 +64,7 @@ OLD = "old adapter"
 ALL_LINEAR = os.environ.get("ANCHORLORA_TARGETS") == "all-linear"
 TARGETS = ["q_proj", "v_proj", *(["k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"] if ALL_LINEAR else [])]
 SAME = {
-    "rank": "8", "alpha": "32", "dropout": "0.1", "learning_rate": str(RATE), "schedule": "constant", "warmup": "0",
+    "epochs": "1", "rank": "8", "alpha": "32", "dropout": "0.1", "learning_rate": str(RATE), "schedule": "constant", "warmup": "0",
     "clip_norm": "none", "loss": "example_mean", "window": str(WINDOW), "max_tokens": "512", "max_new_tokens": "20",
     "test_limit": str(TEST), "targets": ",".join(TARGETS), "threads": "1",
 }  # fmt: skip
@@ -108,8 +109,9 @@ def tests(folder: Path) -> dict[str, TextFiles]:
 
 
 def tested(loaded: LoadedModel, model: Any, folder: Path) -> dict[str, Any]:
-    recipe = default_recipe().changed(SAME)
-    return scored(loaded, model, loaded.tokenizer, tests(folder), recipe, lambda said: None)
+    session = Session(settings())
+    session.loaded = loaded  # what is tested is loaded already
+    return scored(session, model, tests(folder), default_recipe().changed(SAME), lambda said: None)
 
 
 def tokens(tokenizer: Any, row: dict[str, str]) -> tuple[list[int], list[int]]:

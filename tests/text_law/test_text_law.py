@@ -299,7 +299,9 @@ def test_rows_are_counted_that_repeat_are_cut_have_no_answer_or_one_that_takes_a
         "split": {},
     }
     assert list(unfit) == [3, 5]
-    with pytest.raises(InvalidValue, match="row 6: the answer takes .* raise max_tokens, .*or leave the row out$"):
+    with pytest.raises(
+        InvalidValue, match="row 6: the answer takes .* raise max_tokens, which is --max-length of train, or leave the row out$"
+    ):
         counted("t", samples, encoder)
 
 

@@ -163,13 +163,13 @@ def conduct_options(command: Callable | None = None, *, together: bool = False) 
         help="Resume a run that was started with other software, on another device, or with another number of processes.",
     )
     @wraps(command)
-    def gathered(*args: Any, save_every: int, check_every: int, allow_inexact: bool, **others: Any) -> Any:
+    def run(*args: Any, save_every: int, check_every: int, allow_inexact: bool, **others: Any) -> Any:
         from anchorlora.processes import refuse_other_launchers, refuse_several_processes
 
         refuse_other_launchers() if together else refuse_several_processes()
         return command(*args, conduct=Conduct(save_every, check_every, allow_inexact), **others)
 
-    return gathered
+    return run
 
 
 def refuse_unasked_code(name: str, recipe: Recipe, fields: dict[str, str]) -> None:
