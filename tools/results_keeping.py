@@ -204,7 +204,8 @@ def price() -> str:
     skills, old = list(dict.fromkeys(skill for skill, _ in clusters)), list(abilities)
     return (
         f"{table}\n\nSmolLM2-135M-Instruct; new skills: {', '.join(SKILLS[skill] for skill in skills)}; 192 chats each; "
-        f"{len(clusters)} runs of a skill and a seed; 40 new, 90 old examples.\nThe method was chosen on topics and cards with seed 42; "
+        f"{len(clusters)} runs of a skill and a seed; 40 new, 90 old examples.\n"
+        "The method was chosen on topics and cards with seed 42; "
         "the other skills and seeds chose nothing. 95 % intervals over runs and examples, in points:\n"
         f"the command learns {between('plain', ['new'])} against plain LoRA and keeps {between('plain', old)};\nagainst the model "
         f"before, old abilities moved by {between('before', old)}.\n"
