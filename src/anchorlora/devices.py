@@ -71,6 +71,14 @@ def has_bfloat16(device: torch.device) -> bool:
     return device.type != "cpu" and bool(ask and ask())
 
 
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Return True on a CPU that has instructions for products in bfloat16, of which torch makes use."""
+    import torch
+
+    asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return device.type == "cpu" and any(ask() for ask in asked if ask is not None)
+
+
 def allocated_at_most(device: torch.device) -> int:
     """Return the peak number of bytes that this process has held on an accelerator; 0 if torch does not count them."""
     import torch

@@ -82,7 +82,8 @@ def dense(model, ids, seed=0):
     G = {name: 0.0 for name in layers}
     for row in ids:
         logits = model(input_ids=row[None]).logits[0, LENGTH - ANSWER - 1 : -1].float()
-        drawn = torch.multinomial(logits.detach().softmax(-1), 1, generator=draw)
+        p = logits.detach().double().softmax(-1).cumsum(-1)
+        drawn = (p <= torch.rand(len(p), 1, generator=draw, dtype=torch.float64) * p[:, -1:]).sum(1, keepdim=True)
         gradients = torch.autograd.grad(logits.log_softmax(-1).gather(1, drawn).sum(), list(zeros.values()))
         for (name, x), g in zip(seen.items(), gradients, strict=True):
             g = g[0].double()

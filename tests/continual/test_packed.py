@@ -30,7 +30,6 @@ from anchorlora.continual.batches import MEANS, micro_batch, packed_row, rows_of
 from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.data import TaskData
 from anchorlora.continual.inputs import RunInputs
-from anchorlora.continual.losses import TaskLosses
 from anchorlora.continual.sequence import TaskSequence
 from anchorlora.data import Benchmark, Encoded, EncodedExamples, Example
 from anchorlora.features.layout import reading
@@ -389,7 +388,7 @@ def test_examples_that_are_read_together_say_what_they_say_alone(small_benchmark
     recipe = small.recipe(small_benchmark, small_model)
     inputs = RunInputs.of(load_base_model(recipe.base_model), Benchmark(small_benchmark), recipe, order=small.ORDER, seed=1)
     sequence = TaskSequence(inputs, METHODS["seq-lora"])
-    blocks, losses = sequence.blocks, TaskLosses(sequence.inputs, "fruit")
+    blocks, losses = sequence.blocks, sequence.inputs.losses("fruit")
     sequence.method.plan.begin_task(blocks, torch.Generator().manual_seed(3), first=True)
     blocks.model.train()
     assert [len(each) for each in losses.together(9)] == [9]

@@ -11,7 +11,6 @@ import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
-from anchorlora.continual.losses import TaskLosses
 from anchorlora.recipes import mini
 from anchorlora.runs.run import sequence_of
 from anchorlora.store.selection import read_selection
@@ -144,7 +143,7 @@ def test_the_measured_gradients_are_those_of_single_examples_steps_and_the_writt
     found = measured(sequence)
     anchor = sequence.blocks.anchor()
     factors = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
-    singles = [torch.autograd.grad(loss, factors) for loss in TaskLosses(sequence.inputs, "mood")(80)]
+    singles = [torch.autograd.grad(loss, factors) for loss in sequence.inputs.losses("mood")(80)]
     assert len(singles) == 21
     everything = torch.cat([g.flatten() for single in singles for g in single]).double()
     assert found["example_gradient"] == pytest.approx(float(everything.square().mean().sqrt()), rel=1e-5)

@@ -79,7 +79,8 @@ def dense_memory(place, samples, adapter=None):
         asked = tokenizer(prompt).input_ids
         ids = [*asked, *tokenizer(answer, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
         logits = model(input_ids=torch.tensor([ids])).logits[0, len(asked) - 1 : -1].float()
-        drawn = torch.multinomial(logits.detach().softmax(-1), 1, generator=draw)
+        p = logits.detach().double().softmax(-1).cumsum(-1)
+        drawn = (p <= torch.rand(len(p), 1, generator=draw, dtype=torch.float64) * p[:, -1:]).sum(1, keepdim=True)
         found = torch.autograd.grad(logits.log_softmax(-1).gather(1, drawn).sum(), list(zeros.values()))
         for (name, x), g in zip(seen.items(), found, strict=True):
             g = g[0].double()
@@ -189,6 +190,9 @@ def test_a_run_without_a_memory_and_two_with_one_are_refused(folded, data, tmp_p
     assert "was trained by a method that does not remember it" in capsys.readouterr().err
     assert taught(data, tmp_path / "out", "brake", new="questions", keep=[str(tmp_path / "other")], after=folded) == 2
     assert "brake continues from one memory" in capsys.readouterr().err
+    assert not (folded / "skill/after/cores.safetensors").exists()
+    assert taught(data, tmp_path / "out", "inc-lora-hard", new="questions", keep=(), after=folded) == 2
+    assert "was trained by a method that leaves none; give its text with --keep FILE" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from transformers import Cache, GenerationConfig
+from transformers import Cache
 
 from anchorlora import devices, embedded
 from anchorlora.cli.app import main
@@ -22,10 +22,14 @@ ASKING = "{% if add_generation_prompt %}assistant:\n{% endif %}"
 TEMPLATE = "{% for m in messages %}{{ m.role }}:\n{{ m.content }}{{ eos_token }}{% endfor %}" + ASKING
 
 
+def loaded_in(dtype):
+    settings = BaseModelSettings(model="embedded:mini", dtype=dtype, device="cpu")
+    return load_base_model(settings, folder=embedded.folder("embedded:mini", "base_model"))
+
+
 @pytest.fixture
 def loaded():
-    settings = BaseModelSettings(model="embedded:mini", dtype="float32", device="cpu")
-    return load_base_model(settings, folder=embedded.folder("embedded:mini", "base_model"))
+    return loaded_in("float32")
 
 
 def test_a_chat_begins_with_the_templates_own_words_and_is_answered(loaded, monkeypatch):
@@ -33,9 +37,9 @@ def test_a_chat_begins_with_the_templates_own_words_and_is_answered(loaded, monk
     asked = []
     drawn = module.draw
 
-    def noted(model, tokenizer, batches, draws, **how):
-        asked.extend(tokenizer.batch_decode(prompts) for prompts in batches)
-        return drawn(model, tokenizer, batches, draws, **how)
+    def noted(model, tokenizer, prompts, numbers, **how):
+        asked.append(tokenizer.batch_decode(prompts))
+        return drawn(model, tokenizer, prompts, numbers, **how)
 
     monkeypatch.setattr(module, "draw", noted)
     rows = own_text(loaded.model, loaded.tokenizer, count=3, seed=1, max_tokens=12)
@@ -72,39 +76,45 @@ def test_what_was_drawn_is_learned_token_for_token_and_a_stop_loses_nothing(load
 
 
 @torch.inference_mode()
-def drawn_one_batch_after_the_other(model, tokenizer, prompts, *, seed, stops, longest):
-    """Tokens that transformers' own loop draws after the prompts of one batch."""
-    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    width = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    how = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eos_token_id": sorted(stops), "pad_token_id": pad}
-    torch.manual_seed(seed)
-    rows = model.generate(input_ids=ids, attention_mask=mask, generation_config=GenerationConfig(**how, max_new_tokens=longest))
-    rows = rows[:, width:].tolist()
-    return [row[: next((i for i, token in enumerate(row) if token in stops), len(row) - 1) + 1] for row in rows]
+def drawn_by_itself(model, prompt, numbers, *, stops, longest):
+    """Tokens after a prompt: the first whose cumulated probability exceeds the number; one forward of the whole text a token."""
+    ids = list(prompt)
+    for number in numbers.tolist()[:longest]:
+        p = model(torch.tensor([ids])).logits[0, -1].double().softmax(0)
+        ids.append(int((p.cumsum(0) > number * p.sum()).nonzero()[0]))
+        if ids[-1] in stops:
+            break
+    return ids[len(prompt) :]
 
 
 @pytest.mark.parametrize(("selects", "alike"), [(True, False), (False, False), (True, True)])
-def test_batches_drawn_at_once_whose_ended_rows_leave_are_those_drawn_one_after_the_other(selects, alike, loaded, monkeypatch):
+def test_texts_drawn_at_once_whose_ended_rows_leave_are_those_drawn_by_themselves(selects, alike, loaded, monkeypatch):
     """About every sixteenth token stops, so rows leave at many steps."""
     model, tokenizer, read = loaded.model.eval(), loaded.tokenizer, []
     if not selects:
         monkeypatch.delattr(Cache, "batch_select_indices")
     stops = frozenset(range(0, len(tokenizer), 16))
-    batches = [
-        [[1 + (7 * i + j) % 50 for j in range(1 + i % 5)] if not alike else [5, 6, 7] for i in range(size)]
-        for size in (16, 9, 0, 1, 16)
-    ]
-    one_by_one = [
-        drawn_one_batch_after_the_other(model, tokenizer, batch, seed=seed, stops=stops, longest=20) if batch else []
-        for seed, batch in enumerate(batches)
-    ]
+    prompts = [[1 + (7 * i + j) % 50 for j in range(1 + i % 5)] if not alike else [5, 6, 7] for i in range(42)]
+    numbers = torch.cat([module.numbers_of(seed, 20)[0] for seed in range(3)])[: len(prompts)]
+    alone = [drawn_by_itself(model, p, n, stops=stops, longest=20) for p, n in zip(prompts, numbers, strict=True)]
     model.register_forward_pre_hook(lambda _, args, inputs: read.append(len(inputs["input_ids"])), with_kwargs=True)
-    draws = [torch.Generator().manual_seed(seed) for seed in range(len(batches))]
-    assert module.draw(model, tokenizer, batches, draws, stops=stops, longest=20) == one_by_one
-    assert {1, 20} <= {len(row) for batch in one_by_one for row in batch}
-    assert (min(read) < 8) if selects else (len(set(read)) <= 2), "rows that have ended leave"
+    assert module.draw(model, tokenizer, prompts, numbers, stops=stops, longest=20) == alone
+    assert module.draw(model, tokenizer, [], numbers[:0], stops=stops, longest=20) == []
+    assert {1, 20} <= {len(row) for row in alone}
+    assert (min(read) < len(prompts) / 2) if selects else (len(set(read)) <= 2), "rows that have ended leave"
+
+
+@pytest.mark.parametrize(("fast", "free", "copied"), [(True, None, True), (True, 100, False), (False, None, False)])
+def test_a_processor_that_multiplies_in_bfloat16_writes_what_the_model_in_bfloat16_writes(fast, free, copied, loaded, monkeypatch):
+    monkeypatch.setattr(module, "multiplies_bfloat16", lambda device: fast)
+    monkeypatch.setattr(module, "free_memory", lambda device: free)
+    before = {name: p.clone() for name, p in loaded.model.named_parameters()}
+    texts = own_text(loaded.model, loaded.tokenizer, count=20, seed=1, max_tokens=12)
+    assert all(torch.equal(p, before[name]) for name, p in loaded.model.named_parameters())
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
+    monkeypatch.setattr(module, "multiplies_bfloat16", lambda device: False)
+    other = loaded_in("bfloat16") if copied else loaded
+    assert own_text(other.model, other.tokenizer, count=20, seed=1, max_tokens=12) == texts
 
 
 def test_own_texts_leave_room_for_the_template_and_its_end(loaded):
@@ -144,9 +154,9 @@ def test_tokens_come_from_the_whole_distribution_whatever_the_models_own_setting
     seen, drawn = [], module.draw
 
     def noted(*args, **how):
-        batches = drawn(*args, **how)
-        seen.extend(ids[0] for batch in batches for ids in batch)
-        return batches
+        rows = drawn(*args, **how)
+        seen.extend(ids[0] for ids in rows)
+        return rows
 
     monkeypatch.setattr(module, "draw", noted)
     own_text(model, tokenizer, count=200, seed=5, max_tokens=2)

@@ -70,7 +70,7 @@ def rescored(file):
 
 DAMAGES = {
     "adapter": (ADAPTER, randomized),
-    "cores": ("skill/after/cores.safetensors", lambda file: file.write_bytes(file.read_bytes()[:-4] + b"abcd")),
+    "memory": ("skill/after/memory.safetensors", lambda file: file.write_bytes(file.read_bytes()[:-4] + b"abcd")),
     "probes": ("skill/before/probes/reviews.jsonl", Path.unlink),
     "scores": ("skill/after/scores.json", rescored),
     "verdict": ("skill/verdict.json", rescored),
@@ -395,8 +395,8 @@ def stopped(data, tmp_path_factory):
     return out
 
 
-PARTS = ["before/facts.json", "before/scores.json", "before/probes/reviews.jsonl", "before/energies.safetensors", "rows.json"]
-PARTS += ["before/cores.safetensors", "inputs.json", "request.yaml", "tasks.yaml", "before/SEAL.json"]
+PARTS = ["before/facts.json", "before/scores.json", "before/probes/reviews.jsonl", "before/memory.safetensors", "rows.json"]
+PARTS += ["inputs.json", "request.yaml", "tasks.yaml", "before/SEAL.json"]
 HOW = {
     "no JSON": lambda file: file.write_text("{not JSON"),
     "another type": lambda file: file.write_text('{"kept": 3}'),
@@ -459,7 +459,7 @@ def started(words):
 
 def left(out):
     """What a later skill and a server read, and what the verdict stands on."""
-    names = (ADAPTER, *(f"skill/{stage}/{name}" for stage in ("before", "after") for name in ("scores.json", "cores.safetensors")))
+    names = (ADAPTER, *(f"skill/{stage}/{name}" for stage in ("before", "after") for name in ("scores.json", "memory.safetensors")))
     return {name: sha256(out / name) for name in names}
 
 
@@ -483,7 +483,7 @@ def test_of_two_processes_one_works_and_the_other_says_so_in_one_line(offset, fi
     assert main(command(data, out)) == 0
 
 
-LANDMARKS = [".lease", ".skill.*.tmp", "skill/inputs.json", "skill/.before.*.tmp", "skill/.before.*.tmp/cores.safetensors"]
+LANDMARKS = [".lease", ".skill.*.tmp", "skill/inputs.json", "skill/.before.*.tmp", "skill/.before.*.tmp/memory.safetensors"]
 LANDMARKS += ["skill/before", "config.yaml", "state/provenance.json", "state/*begun*", "tasks/1-*", "record.json", ".adapter.*.tmp"]
 LANDMARKS += ["adapter", "skill/.after.*.tmp", "skill/after", "skill/verdict.json"]
 
@@ -520,7 +520,8 @@ def test_a_chain_says_what_is_left_until_a_layer_is_full_which_is_refused_before
         lines = [{"prompt": " ".join(draw.choices(words, k=12)), "completion": draw.choice(words)} for _ in range(12)]
         data, out = written(tmp_path / f"skill{number}.jsonl", lines), tmp_path / f"run{number}"
         past = ["--after", str(last)] if last else ["--keep", written(tmp_path / "old.jsonl", lines[::-1])]
-        status = main(["train", "embedded:mini", "--data", data, *past, "--out", str(out), *FEW, *many])
+        words = ["train", "embedded:mini", "--data", data, *past, "--method", "inc-lora-hard", "--out", str(out), *FEW, *many]
+        status = main(words)
         printed = capsys.readouterr()
         if status:
             break

@@ -398,7 +398,7 @@ def budgeted(data, tmp_path_factory):
     """News without protection, as trained, and scaled until the model's own text loses little."""
     places = {name: tmp_path_factory.mktemp("budget") / name for name in ("whole", "scaled")}
     for name, place in places.items():
-        named = ["--method", "inc-lora", "--keep", "self", "--self-texts", "80", "--targets", "all-linear", "--out", str(place)]
+        named = ["--method", "inc-lora", "--keep", "self", "--self-texts", "48", "--targets", "all-linear", "--out", str(place)]
         named += ["--budget", "0.05"] if name == "scaled" else []
         assert main(["train", "embedded:mini", "--data", data["news"], *FEW, *named]) == 0
     return places
@@ -486,7 +486,7 @@ def test_a_skill_needs_no_data_loads_the_model_once_with_its_twin_is_read_when_f
     assert "belongs to another request (keep:" in capsys.readouterr().err
     assert len(loads) == 1
     trained = ("adapter/adapter_model.safetensors", "skill/unprotected/tasks/1-news/adapter/adapter_model.safetensors")
-    files = [*trained, "skill/after/scores.json", "skill/after/cores.safetensors", "skill/unprotected/skill/after/scores.json"]
+    files = [*trained, "skill/after/scores.json", "skill/after/memory.safetensors", "skill/unprotected/skill/after/scores.json"]
     whole = {file: (out / file).read_bytes() for file in files}
     for folder in ("adapter", "skill/after", "skill/unprotected"):
         shutil.rmtree(out / folder)
@@ -499,7 +499,6 @@ def test_a_skill_needs_no_data_loads_the_model_once_with_its_twin_is_read_when_f
 PHASES = {
     "writing texts of its own",
     "reading what answers depend on in self",
-    "finding what to protect of self",
     "testing news",
     "testing self",
 }
@@ -525,7 +524,7 @@ def test_a_dry_run_writes_nothing_and_names_every_phase_which_all_reach_their_en
 
     monkeypatch.setattr("anchorlora.cli.progress.Bars.on_progress", tell)
     assert main(words) == 0
-    assert set(told) == PHASES | {"finding what a later skill must protect of news"}
+    assert set(told) == PHASES
     assert all(done == total for done, total in told.values())
     steps = [event for event in map(json.loads, (tmp_path / "out/log.jsonl").read_text().splitlines()) if event["event"] == "step"]
     assert len(steps) == price["steps"]

@@ -72,7 +72,7 @@ class Train(ReadsRows):
     help="Metric for answers: exact_match, token_f1, rouge_l, ..; the first one is the primary.  [default: by the answers]",
 )
 @click.option(
-    "--self-texts", "own", type=click.IntRange(min=10), metavar="N", default=120, show_default=True, help="Texts for --keep self."
+    "--self-texts", "own", type=click.IntRange(min=10), metavar="N", default=72, show_default=True, help="Texts for --keep self."
 )
 @click.option(
     "--margin",

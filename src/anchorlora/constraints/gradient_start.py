@@ -101,7 +101,7 @@ class GradientStart(ProtectsPast):
         with record_examples(anchor, "GradientStart") as seen, torch.enable_grad():
             for losses in losses_together(anchor, self.examples):
                 for name, (x, g) in seen.rows(None, losses.sum()).items():
-                    added = (in_float64(g).T @ in_float64(x)).float().cpu()
+                    added = (g.float().T @ x.float()).cpu()  # autocast is off, and a start needs no more digits
                     toward[name] = toward[name].add_(added) if name in toward else added
         if not toward:
             raise InvalidValue("GradientStart got no example of the new task: losses of the anchor gave none")

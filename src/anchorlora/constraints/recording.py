@@ -32,13 +32,10 @@ def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[tuple
             logits = seen.logits
             if logits is None or not logits.requires_grad:
                 raise InvalidType(f"{NO_LOGITS}: the model returned none with a gradient")
-            toward: Any = 0
-            for number, loss in enumerate(losses, 1):  # one draw an example: the same ones, however many are run together
-                (of_loss,) = torch.autograd.grad(loss, logits, retain_graph=number < len(losses), allow_unused=True)
-                if of_loss is None:
-                    raise InvalidType(f"{NO_LOGITS}: the loss does not depend on them")
-                toward = toward + _of_drawn_answers(logits.detach(), of_loss, draw)
-            yield len(losses), seen.rows(toward)
+            (of_losses,) = torch.autograd.grad(losses.sum(), logits, allow_unused=True)
+            if of_losses is None:
+                raise InvalidType(f"{NO_LOGITS}: the loss does not depend on them")
+            yield len(losses), seen.rows(_of_drawn_answers(logits.detach(), of_losses, draw))
 
 
 def losses_together(anchor: Anchor, examples: int) -> Iterator[Tensor]:
@@ -50,7 +47,10 @@ def losses_together(anchor: Anchor, examples: int) -> Iterator[Tensor]:
 
 
 def _of_drawn_answers(logits: Tensor, toward: Tensor, draw: Any) -> Tensor:
-    """The gradient of sum log p(drawn answer) by the logits; the answer's tokens are those whose logits the loss depends on."""
+    """The gradient of sum log p(drawn answer) by the logits; the answer's tokens are those whose logits the loss depends on.
+
+    A token is the first whose cumulated probability exceeds a number in [0, 1): one draw a token, in the order of tokens.
+    """
     import torch
 
     flat, loss_gradient = logits.reshape(-1, logits.shape[-1]), toward.reshape(-1, logits.shape[-1]).float()
@@ -62,7 +62,9 @@ def _of_drawn_answers(logits: Tensor, toward: Tensor, draw: Any) -> Tensor:
     p = flat[places].float().softmax(-1)
     gradient = torch.zeros_like(flat)
     if len(places):
-        drawn = torch.multinomial(p.cpu(), 1, generator=draw).to(p.device)
+        total = in_float64(p).cumsum(1)
+        chosen = torch.rand(len(places), 1, generator=draw, dtype=torch.float64).to(total.device) * total[:, -1:]
+        drawn = torch.searchsorted(total, chosen, right=True).clamp(max=p.shape[1] - 1).to(p.device)
         gradient[places] = (-p).scatter_add(1, drawn, torch.ones_like(drawn, dtype=p.dtype)).to(gradient.dtype)
     return gradient.reshape(logits.shape)
 

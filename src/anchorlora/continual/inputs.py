@@ -15,9 +15,10 @@ from anchorlora.adapters.sharding import call_with_hooks
 from anchorlora.config import Recipe, Start
 from anchorlora.constraints.sensitivity import knows, sensitivity
 from anchorlora.continual.data import TaskData
+from anchorlora.continual.losses import ExampleLosses
 from anchorlora.continual.past import Past
 from anchorlora.continual.served import Served
-from anchorlora.data import Encoder, TaskSource
+from anchorlora.data import Encoded, Encoder, TaskSource
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.features import read_cores
 from anchorlora.features.files import read_tensors
@@ -66,6 +67,16 @@ class RunInputs:
         except (KeyError, InvalidValue) as error:
             why = error.args[0] if isinstance(error, InvalidValue) else f"it needs {error.args[0]!r}, which no adapter holds"
             raise InvalidValue(f"{method.name} cannot continue from {self.recipe.start.old_adapter}: {why}") from None
+
+    def losses(self, name: str) -> ExampleLosses:
+        """Return the losses of a task's examples, in training order."""
+        train, order = self.data.train[name], self.data.shuffled(name, 1)
+        pad = self.base_model.model.generation_config.pad_token_id
+
+        def chosen(count: int) -> list[Encoded]:
+            return [train[i] for i in order[:count]]
+
+        return ExampleLosses(self.adapters.model, chosen, self.base_model.device, packed=self.unpacked is None, pad=pad)
 
     def past(self, method: Method) -> Past:
         """Return the past before the first task."""

@@ -2,54 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from anchorlora.continual.batches import MicroBatch, example_losses, micro_batch, packed_row, rows_of
-from anchorlora.continual.inputs import RunInputs
 from anchorlora.data import Encoded
 from anchorlora.models.packing import packed
 
-TOGETHER = 512  # tokens: the rows of every layer are held at once, in float64
+TOGETHER = 512  # tokens: the rows of every layer are held at once
 
 
 @dataclass(frozen=True)
-class TaskLosses:
-    """The losses of a task's examples, in training order, without dropout."""
+class ExampleLosses:
+    """The losses of examples, without dropout: one after the other, or several at a time."""
 
-    inputs: RunInputs  # what the run that trains the task reads
-    name: str
+    model: nn.Module
+    chosen: Callable[[int], Sequence[Encoded]]  # so many of the examples
+    device: torch.device
+    packed: bool = False  # whether the model reads packed rows
+    pad: int = 0
+    watch: Callable[[int], None] = lambda done: None  # is told how many losses were taken
 
     def __call__(self, count: int) -> Iterator[Tensor]:
         """Yield the loss of one example after the other."""
-        pad = self.inputs.base_model.model.generation_config.pad_token_id
-        yield from one_by_one(self.inputs.adapters.model, self._first(count), pad=pad, device=self.inputs.base_model.device)
+        self.model.eval()
+        for done, example in enumerate(self.chosen(count), 1):
+            yield _losses_of(self.model, micro_batch([example], pad=self.pad), self.device)[0]
+            self.watch(done)
 
     def together(self, count: int) -> Iterator[Tensor]:
         """Yield the losses of several examples at a time, whose tokens are all in one row, none shared and none padding."""
-        if self.inputs.unpacked is not None:
+        if not self.packed:
             yield from (loss[None] for loss in self(count))
             return
-        model = self.inputs.adapters.model.eval()
-        for group in rows_of(self._first(count), TOGETHER, share=False):
+        model, done = self.model.eval(), 0
+        for group in rows_of(self.chosen(count), TOGETHER, share=False):
             batch = packed_row(group, share=False)
             assert batch.layout is not None
             with packed(model, batch.layout):
-                yield _losses_of(model, batch, self.inputs.base_model.device)
-
-    def _first(self, count: int) -> list[Encoded]:
-        data = self.inputs.data
-        return [data.train[self.name][i] for i in data.shuffled(self.name, 1)[:count]]
-
-
-def one_by_one(model: nn.Module, examples: Iterable[Encoded], *, pad: int, device: torch.device) -> Iterator[Tensor]:
-    """Yield the loss of one example after the other, without dropout."""
-    model.eval()
-    for example in examples:
-        yield _losses_of(model, micro_batch([example], pad=pad), device)[0]
+                yield _losses_of(model, batch, self.device)
+            done += len(group)
+            self.watch(done)
 
 
 def _losses_of(model: nn.Module, batch: MicroBatch, device: torch.device) -> Tensor:

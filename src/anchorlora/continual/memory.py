@@ -6,7 +6,7 @@ assistant says, or every token but the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,14 @@ from torch import Tensor
 
 from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.constraints import AnswerSensitivity
-from anchorlora.continual.losses import one_by_one
+from anchorlora.continual.data import longest_first
+from anchorlora.continual.losses import ExampleLosses
 from anchorlora.data import Encoder, Sample, TextTask, examples_of
 from anchorlora.data.text import answer_fits
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
 from anchorlora.models.load import ends_of
+from anchorlora.models.packing import unpackable
 
 
 def memory_of_text(
@@ -44,13 +46,15 @@ def memory_of_text(
     if not len(examples):
         raise InvalidValue(f"{name} has no answer whose tokens could be read")
 
-    def losses(count: int) -> Iterator[Tensor]:
-        chosen, pad = spread(len(examples), count), adapted.generation_config.pad_token_id
-        one = one_by_one(adapted, (examples[i] for i in chosen), pad=pad, device=device)
-        for done, loss in enumerate(one, 1):
-            yield loss
-            watch(done, len(chosen))
-
+    total = min(len(examples), reader.examples)
+    losses = ExampleLosses(
+        adapted,
+        lambda count: [examples[i] for i in spread(len(examples), count)],
+        device,
+        packed=unpackable(adapted, longest_first(examples), longest=max(examples.lengths)) is None,
+        pad=adapted.generation_config.pad_token_id,
+        watch=lambda done: watch(done, total),
+    )
     return reader.end_task(Anchor.of(adapted, past=past, losses=losses))
 
 

@@ -27,7 +27,6 @@ from anchorlora.continual.data import joining, size_of
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.learn import Learner, Rules, learning, rate_at
-from anchorlora.continual.losses import TaskLosses
 from anchorlora.continual.progress import Progress
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.continual.served import SAMPLE, compare
@@ -85,7 +84,7 @@ class TaskSequence:
         first = number == 1 and not self.inputs.old_factors
         self.method.plan.begin_task(self.blocks, stream(self.seed, f"start/{number}"), first=first)
         anchor = self.blocks.anchor(
-            cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=TaskLosses(self.inputs, name)
+            cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=self.inputs.losses(name)
         )
         if self.method.preserves.response:
             refuse_full(anchor)

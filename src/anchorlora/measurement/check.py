@@ -26,7 +26,7 @@ from anchorlora.constraints.singular import directions_of
 from anchorlora.continual.batches import Window, nobody, windows
 from anchorlora.continual.data import joining, remember
 from anchorlora.continual.learn import Learner, Rules, learning
-from anchorlora.continual.losses import one_by_one
+from anchorlora.continual.losses import ExampleLosses
 from anchorlora.continual.past import Past
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.data import Encoded, EncodedExamples, Example
@@ -165,7 +165,8 @@ def _windows(method: Method, task: int, seed: int) -> Iterator[Window]:
 
 def _losses(blocks: AdapterStack, task: int, seed: int, count: int) -> Iterator[Tensor]:
     """Losses of single examples of a task."""
-    return one_by_one(blocks.model, _examples(task, seed)[:count], pad=1, device=torch.device("cpu"))
+    examples = _examples(task, seed)
+    return ExampleLosses(blocks.model, lambda many: examples[:many], torch.device("cpu"), pad=1)(count)
 
 
 def _examples(task: int, seed: int) -> list[Encoded]:

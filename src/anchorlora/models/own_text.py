@@ -6,8 +6,9 @@
 Tokens are drawn from the model's own distribution, at temperature 1 and without cuts, so that the loss on the text is its entropy.
 They are kept as they were drawn: text that is tokenized again may be other tokens. Magpie: arXiv 2406.08464.
 
-Every batch of 16 texts has a random generator of its own. So as many batches as memory allows are drawn at once, up to four, and
-rows that have ended leave, and the tokens are those of one batch after the other, up to rounding.
+A token is the first whose cumulated probability exceeds a number in [0, 1). Every batch of 16 texts has such numbers of its own. So
+as many batches as memory allows are drawn at once, up to eight, and rows that have ended leave, and the tokens are those of one
+text after the other, up to rounding. A float32 model on a CPU that multiplies in bfloat16 is copied in bfloat16 to write.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import accumulate, pairwise
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import GenerationMixin
 
 from anchorlora.config import BaseModelSettings
 from anchorlora.data.templates import ASKED, rendered, stop_ids
-from anchorlora.devices import forked_generators, free_memory
+from anchorlora.devices import free_memory, in_float64, multiplies_bfloat16
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import cache_argument, cache_in, device_of, dtype_of, empty_model, ends_of, pad_of, quantization
 from anchorlora.models.packing import WINDOWS
 
 BATCH = 16  # texts that share a random generator
-TOGETHER = 4  # batches, at most, that are drawn at once
+TOGETHER = 8  # batches, at most, that are drawn at once
 LEAVE = 0.75  # rows are selected anew once fewer than this share of them go on
 FLOAT32 = 4  # bytes
-OWN_TOKENS = 64  # of each message
+OWN_TOKENS = 40  # of each message
 LEAST_TOKENS = 16  # of a message; with less room nothing is said
 REPEATING = 0.5  # share of a text's tokens that are one token, from which on it is degenerate
 
@@ -62,18 +63,18 @@ def own_text(
     batch, batches = len(rows), 4 * (count // BATCH + 1)  # empty texts are drawn again
     at_once = _batches_at_once(model, longest * (2 if chat else 1) + len(before) + len(after))
     watch(min(count, sum(map(len, rows))))
-    with forked_generators():
-        while batch < batches and (missing := count - sum(map(len, rows))) > 0:
-            numbers = range(batch, min(batch + at_once, batch - (-missing // BATCH), batches))
-            draws = [_generator((seed * 1_000_003 + number) % 2**63, model) for number in numbers]
-            made = _write_batches(model, tokenizer, before, after, draws, chat=chat, stops=stops, longest=longest)
-            rows += made
-            batch = numbers.stop
-            if written is not None:
-                written.parent.mkdir(parents=True, exist_ok=True)
-                with written.open("a", encoding="utf-8") as file:
-                    file.writelines(json.dumps(texts) + "\n" for texts in made)
-            watch(min(count, sum(map(len, rows))))
+    writer = writing(model) if batch < batches and sum(map(len, rows)) < count else model
+    while batch < batches and (missing := count - sum(map(len, rows))) > 0:
+        numbers = range(batch, min(batch + at_once, batch - (-missing // BATCH), batches))
+        draws = [numbers_of((seed * 1_000_003 + number) % 2**63, longest) for number in numbers]
+        made = _write_batches(writer, tokenizer, before, after, draws, chat=chat, stops=stops, longest=longest)
+        rows += made
+        batch = numbers.stop
+        if written is not None:
+            written.parent.mkdir(parents=True, exist_ok=True)
+            with written.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(texts) + "\n" for texts in made)
+        watch(min(count, sum(map(len, rows))))
     texts = [row for made in rows for row in made][:count]
     if len(texts) < count:
         raise InvalidValue(f"the model wrote {len(texts)} texts that are not empty of {count}; give a file of old text instead")
@@ -170,8 +171,24 @@ def _batches_at_once(model: Any, tokens: int) -> int:
     return 1 if free is None else max(1, min(TOGETHER, int(free / (2 * a_batch))))  # a cache that grows is there twice
 
 
-def _generator(seed: int, model: Any) -> torch.Generator:
-    return torch.Generator(next(model.parameters()).device).manual_seed(seed)
+def numbers_of(seed: int, longest: int) -> Tensor:
+    """Return the numbers in [0, 1) of a batch that choose tokens: (2, 16, longest), of the first message and of the second."""
+    return torch.rand(2, BATCH, longest, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def writing(model: Any) -> Any:
+    """Return the model, or a copy of it in bfloat16 where it is in float32 and the processor multiplies faster so."""
+    parameters = list(model.parameters())
+    if not multiplies_bfloat16(parameters[0].device) or any(p.dtype != torch.float32 for p in parameters):
+        return model
+    free = free_memory(parameters[0].device)
+    if free is not None and free < 4 * sum(p.numel() for p in parameters):  # twice the copy
+        return model
+    made = deepcopy(model, {id(p): nn.Parameter(p.detach().to(torch.bfloat16), requires_grad=False) for p in parameters})
+    head = made.get_output_embeddings()
+    if head is not None:  # torch copies the whole head for each row of an input in bfloat16 that is a view
+        head.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(), *inputs[1:]))
+    return made
 
 
 def _write_batches(
@@ -179,7 +196,7 @@ def _write_batches(
     tokenizer: Any,
     before: list[int],
     after: list[int],
-    draws: Sequence[torch.Generator],
+    numbers: Sequence[Tensor],
     *,
     chat: bool,
     stops: frozenset[int],
@@ -191,24 +208,21 @@ def _write_batches(
         return str(tokenizer.decode([i for i in ids if i not in stops], skip_special_tokens=True))
 
     ending = stops | ({after[0]} if chat else set())
-    firsts = draw(model, tokenizer, [[before] * BATCH for _ in draws], draws, stops=ending, longest=longest)
-    first = [[ids for ids in batch if text_of(ids).strip()] for batch in firsts]
+    first, second = torch.cat(list(numbers), 1)
+    drawn = draw(model, tokenizer, [before] * len(first), first, stops=ending, longest=longest)
+    there = [row for row, ids in enumerate(drawn) if text_of(ids).strip()]
+    written: list[list[dict[str, Any]]] = [[] for _ in numbers]
     if not chat:
-        return [[{"text": text_of(ids), "prompt_ids": before, "completion_ids": ids} for ids in batch] for batch in first]
-    users = [[ids[:-1] if ids[-1] in ending else ids for ids in batch] for batch in first]
-    prompts = [[[*before, *ids, *after] for ids in batch] for batch in users]
-    answers = draw(model, tokenizer, prompts, draws, stops=stops, longest=longest)
-    return [
-        [
-            {
-                "messages": [{"role": "user", "content": text_of(user)}, {"role": "assistant", "content": text_of(answer)}],
-                "prompt_ids": prompt,
-                "completion_ids": answer,
-            }
-            for user, prompt, answer in zip(*batch, strict=True)
-        ]
-        for batch in zip(users, prompts, answers, strict=True)
-    ]
+        for row in there:
+            written[row // BATCH].append({"text": text_of(drawn[row]), "prompt_ids": before, "completion_ids": drawn[row]})
+        return written
+    users = [drawn[row][:-1] if drawn[row][-1] in ending else drawn[row] for row in there]
+    prompts = [[*before, *ids, *after] for ids in users]
+    answers = draw(model, tokenizer, prompts, second[there], stops=stops, longest=longest)
+    for row, user, prompt, answer in zip(there, users, prompts, answers, strict=True):
+        chats = [{"role": "user", "content": text_of(user)}, {"role": "assistant", "content": text_of(answer)}]
+        written[row // BATCH].append({"messages": chats, "prompt_ids": prompt, "completion_ids": answer})
+    return written
 
 
 def _written(path: Path | None) -> list[list[dict[str, Any]]]:
@@ -226,21 +240,22 @@ def _written(path: Path | None) -> list[list[dict[str, Any]]]:
 def draw(
     model: Any,
     tokenizer: Any,
-    batches: Sequence[Sequence[list[int]]],
-    draws: Sequence[torch.Generator],
+    prompts: Sequence[list[int]],
+    numbers: Tensor,
     *,
     stops: Collection[int],
     longest: int,
-) -> list[list[list[int]]]:
-    """Return the tokens that the model draws after each prompt, with the one that ended it, which may be the only one."""
+) -> list[list[int]]:
+    """Return the tokens that the model draws after each prompt by a row of numbers, with the one that ended it, which may be the
+    only one.
+    """
     pad = pad_of(tokenizer)
-    prompts = [prompt for batch in batches for prompt in batch]
     if not prompts:
-        return [[] for _ in batches]
+        return []
     width, device = max(map(len, prompts)), next(model.parameters()).device
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-    rows, leave = _Rows([len(batch) for batch in batches], draws, stops, longest), LEAVE
+    rows, leave = _Rows(numbers, stops, longest), LEAVE
     argument = cache_argument(GenerationMixin.prepare_inputs_for_generation)
     was_training = model.training
     model.eval()
@@ -256,12 +271,9 @@ def draw(
                 except (AttributeError, NotImplementedError, TypeError):  # what the model keeps cannot be selected
                     cache, leave = None, 0.0
             rows.least = leave * len(rows.there)
-            # a model's own generation settings would cut its distribution
+            # a model's own generation settings would change its distribution; `rows` draws, and leaves one token to choose
             how = GenerationConfig(
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
+                do_sample=False,
                 repetition_penalty=1.0,
                 eos_token_id=sorted(stops),
                 pad_token_id=pad,
@@ -280,8 +292,7 @@ def draw(
             mask = torch.cat([mask, mask.new_ones(len(mask), ids.shape[1] - mask.shape[1])], 1)
     finally:
         model.train(was_training)
-    written = iter(rows.written)
-    return [[next(written) for _ in batch] for batch in batches]
+    return rows.written
 
 
 def _read_once(model: Any, beginning: list[int], rows: int) -> Any:
@@ -297,14 +308,12 @@ def _read_once(model: Any, beginning: list[int], rows: int) -> Any:
 
 
 class _Rows(LogitsProcessor):
-    """The rows of several batches, and the token that each draws next: the scores leave no other."""
+    """Rows that are drawn, and the token that each draws next: the scores leave no other."""
 
-    def __init__(self, sizes: Sequence[int], draws: Sequence[torch.Generator], stops: Collection[int], longest: int) -> None:
-        self.draws, self.stops, self.longest = draws, stops, longest
-        starts = [0, *accumulate(sizes)]
-        self.batches = [range(start, end) for start, end in pairwise(starts)]
-        self.written: list[list[int]] = [[] for _ in range(starts[-1])]
-        self.there, self.least = list(range(starts[-1])), 0.0
+    def __init__(self, numbers: Tensor, stops: Collection[int], longest: int) -> None:
+        self.numbers, self.stops, self.longest = numbers, stops, longest
+        self.written: list[list[int]] = [[] for _ in numbers]
+        self.there, self.least = list(range(len(numbers))), 0.0
 
     def is_complete(self, row: int) -> bool:
         """Return True if a row has ended."""
@@ -312,21 +321,15 @@ class _Rows(LogitsProcessor):
         return bool(tokens) and (tokens[-1] in self.stops or len(tokens) >= self.longest)
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """Draw a token in every row, as if each batch were read by itself, with rows that have ended."""
-        probabilities, tokens = scores.softmax(-1), torch.zeros(len(scores), dtype=torch.long, device=scores.device)
-        at = {row: i for i, row in enumerate(self.there)}
-        for batch, generator in zip(self.batches, self.draws, strict=True):
-            if all(map(self.is_complete, batch)):
-                continue
-            slots = [row - batch.start for row in batch if row in at]
-            places = [at[row] for row in batch if row in at]
-            whole = torch.ones(len(batch), scores.shape[1], dtype=scores.dtype, device=scores.device)
-            whole[slots] = probabilities[places]
-            tokens[places] = torch.multinomial(whole, 1, generator=generator)[slots, 0]
-        for row, token in zip(self.there, tokens.tolist(), strict=True):
+        """Draw a token in every row."""
+        places = [min(len(self.written[row]), self.longest - 1) for row in self.there]
+        total = in_float64(scores.float().softmax(-1)).cumsum(-1)
+        chosen = self.numbers[self.there, places].to(total.device)[:, None] * total[:, -1:]
+        drawn = torch.searchsorted(total, chosen, right=True).clamp(max=scores.shape[1] - 1).to(scores.device)
+        for row, token in zip(self.there, drawn[:, 0].tolist(), strict=True):
             if not self.is_complete(row):
                 self.written[row].append(token)
-        return torch.full_like(scores, -torch.inf).scatter_(1, tokens[:, None], 0.0)
+        return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
 
 
 class _Leaving(StoppingCriteria):

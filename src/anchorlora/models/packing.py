@@ -15,17 +15,21 @@ from contextvars import ContextVar
 from functools import partial
 from inspect import signature
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from anchorlora.adapters.layers import base_model_in
 from anchorlora.features.layout import Layout, current, pack, reading
 from anchorlora.models.failures import first_line
 
 NAME = "anchorlora_packed"
 REFUSED = ("softcap", "s_aux", "position_bias", "sliding_window")  # attention that is more than a causal softmax
+
+_READS_PACKED: WeakSet[nn.Module] = WeakSet()  # base models that were found to read packed rows
 
 WINDOWS = {"sliding_window": "sliding_attention", "attention_chunk_size": "chunked_attention"}  # field -> kind of its layers
 
@@ -271,11 +275,13 @@ def window_of(model: Any) -> int | None:
 
 
 def unpackable(model: nn.Module, examples: Sequence[Sequence[int]], *, longest: int = 0) -> str | None:
-    """Compare a packed row with separate ones, without gradients."""
-    device, training = next(model.parameters()).device, model.training
+    """Compare a packed row with separate ones, without gradients; a base model that was found to read them is not asked again."""
+    device, training, base = next(model.parameters()).device, model.training, base_model_in(model)
     longest, window = max(longest, *map(len, examples)), window_of(model)
     if window is not None and longest > window:
         return f"its sliding_window of {window} tokens is shorter than the longest text, {longest}"
+    if base in _READS_PACKED:
+        return None
     layout, ids = pack(examples)
     packed_row = {"input_ids": torch.tensor([ids], device=device), "position_ids": layout.positions()[None].to(device)}
     ends = layout.ends().to(device)
@@ -295,4 +301,7 @@ def unpackable(model: nn.Module, examples: Sequence[Sequence[int]], *, longest: 
     off = max(float((a - b).abs().max()) for a, b in pairs)
     size = max(float(a.abs().max()) for a in alone)
     allowed = size * torch.finfo(row.dtype).eps * 1000 if row.dtype.itemsize > 2 else size * 0.05
-    return None if off <= allowed else f"its logits differ by {off:.1e}, and rounding explains {allowed:.1e}"
+    if off > allowed:
+        return f"its logits differ by {off:.1e}, and rounding explains {allowed:.1e}"
+    _READS_PACKED.add(base)
+    return None

@@ -32,6 +32,7 @@ ROWS = "rows.json"  # how many rows of each source of text are learned, kept, cu
 MOST_ROWS = 10_000  # of a kept file, which cores are made from
 MOST_PROBES = 200  # held-out rows of one kept source
 SHARE = 5  # every fifth row of what is kept is held out to measure
+OWN_SHARE = 3  # of what the model writes, which takes time, every third
 
 
 @dataclass(eq=False)
@@ -64,12 +65,13 @@ def kept_at(place: str, columns: str | None, unfit: Mapping[str, Collection[int]
         samples, probes = held_out(place, _samples(place, columns, MOST_ROWS), unfit=unfit.get(name, ()))
         return [Kept(name, place, samples, probes, facts={"title": shown(stem_of(place))})]
     RunFolder(Path(place)).refuse_damaged_skill()
-    origin = read_origin(skill / "after" / CORES)
+    left_cores = (skill / "after" / CORES).is_file()  # a method with a memory leaves that instead
+    origin = read_origin(skill / "after" / CORES) if left_cores else {}
     files = _probes_of(skill)
     left = skill / "after" / MEMORY
     memory = read_tensors(left) if left.is_file() else None
     old_text = rows_of_file(skill / "after" / OLD_TEXT) if (skill / "after" / OLD_TEXT).is_file() else []
-    cores = joined_cores_in(skill / "after", [file.stem for file in files])
+    cores = joined_cores_in(skill / "after", [file.stem for file in files]) if left_cores else None
     kept: list[Kept] = []
     titles = _titles(skill)
     for file in files:
@@ -146,14 +148,16 @@ def refuse_repeated(kept: Sequence[str], skill: str) -> None:
             raise InvalidValue(f"two things that are kept are both called {name}; give one of their files another name")
 
 
-def held_out(name: str, samples: Sequence[Sample], *, unfit: Collection[int] = ()) -> tuple[list[Sample], list[dict[str, Any]]]:
-    """Return samples for cores, and rows to measure by: every fifth, by a hash of its text, with all that go together with it."""
+def held_out(
+    name: str, samples: Sequence[Sample], *, unfit: Collection[int] = (), share: int = SHARE
+) -> tuple[list[Sample], list[dict[str, Any]]]:
+    """Return samples for cores, and rows to measure by: one of `share`, by a hash of its text, with all that go with it."""
     if len(samples) < 2:
         raise InvalidValue(f"{name} has one row; what is kept is made of one part and measured on another: give at least two")
     rows = RowHashes(name)
     for sample in samples:
         rows.add(sample)
-    held = rows.held_out(min(MOST_PROBES, max(1, len(samples) // SHARE)), unfit=frozenset(unfit))
+    held = rows.held_out(min(MOST_PROBES, max(1, len(samples) // share)), unfit=frozenset(unfit))
     return [s for i, s in enumerate(samples) if i not in held], [row_of(samples[i]) for i in sorted(held)]
 
 

@@ -39,8 +39,8 @@ from anchorlora.models.packing import unpackable
 from anchorlora.models.session import Session
 from anchorlora.runs.sizes import sizes
 from anchorlora.train.budget import STEPS
-from anchorlora.train.kept import SHARE, kept_at
-from anchorlora.train.request import SELF, SkillRequest
+from anchorlora.train.kept import OWN_SHARE, SHARE, kept_at
+from anchorlora.train.request import SELF, SkillRequest, leaves_cores
 
 clock = time.perf_counter
 CONTEXT, DRAWN = 256, 3  # tokens before the ones that are drawn to measure, and how many are
@@ -125,12 +125,11 @@ def price_of(
         phases.append(_own_text(session, request, rates))
     for part in [part for part in kept if part.read]:
         if method.reads_past:
-            what, seconds = f"reading what answers depend on in {part.name}", MEMORY_TEXTS * part.text * 2 * rates.learning
-            phases.append(Phase(what, f"{MEMORY_TEXTS} texts", seconds))
-        texts = min(recipe.features.rows, part.rows * (SHARE - 1))
-        phases.append(
-            Phase(f"finding what to protect of {part.name}", f"{texts:,} texts", texts * part.text * rates.reading + rates.spectra)
-        )
+            phases.append(_depended_on(f"reading what answers depend on in {part.name}", _learned(part), part.text, rates))
+        if leaves_cores(method):
+            texts = min(recipe.features.rows, _learned(part))
+            seconds = texts * part.text * rates.reading + rates.spectra
+            phases.append(Phase(f"finding what to protect of {part.name}", f"{texts:,} texts", seconds))
     evaluation = recipe.evaluation
     most = task.max_new_tokens or evaluation.max_new_tokens
     batch = TOKENS * evaluation.eval_batch
@@ -140,9 +139,12 @@ def price_of(
     phases.append(_tested(f"testing {skill.name} after", skill, rates, min(most, skill.answer + 1), batch))
     for part in kept:
         phases.append(_tested(f"testing {part.name} after", part, rates, most, batch))
-    texts = min(recipe.features.rows, len(train))
-    seconds = texts * mean(train.lengths) * rates.reading + rates.spectra
-    phases.append(Phase("finding what a later skill must protect", f"{texts:,} texts", seconds))
+    if method.reads_past:
+        phases.append(_depended_on("reading what its answers depend on", len(train), mean(train.lengths), rates))
+    if leaves_cores(method):
+        texts = min(recipe.features.rows, len(train))
+        seconds = texts * mean(train.lengths) * rates.reading + rates.spectra
+        phases.append(Phase("finding what a later skill must protect", f"{texts:,} texts", seconds))
     if request.budget is not None:
         read = sum(part.rows * part.text for part in kept) * rates.reading
         phases.append(Phase("looking for the scale", f"at most {STEPS + 1} scales", (STEPS + 1) * read))
@@ -151,6 +153,16 @@ def price_of(
         phases.append(Phase("the same without protection", "", sum(twin)))
     found = sizes(recipe, tasks=1, cumulative=False, folder=embedded.folder(request.base_model.model or "", "base_model"))
     return Price(list(rows), tokens, steps, found.peak + found.host, device_name(session.loaded.device), phases)
+
+
+def _learned(part: Part) -> int:
+    """Return how many rows of what is kept are not held out."""
+    return part.rows * ((OWN_SHARE if part.name == SELF else SHARE) - 1)
+
+
+def _depended_on(what: str, texts: int, tokens: float, rates: Rates) -> Phase:
+    texts = min(MEMORY_TEXTS, texts)
+    return Phase(what, f"{texts} texts", texts * tokens * 2 * rates.learning)
 
 
 def _part(name: str, examples: EncodedExamples, *, answered: bool, read: bool = True) -> Part:
@@ -165,7 +177,7 @@ def _kept(request: SkillRequest, encoder: Encoder, rows: Any) -> Iterator[Part]:
         if place == SELF:
             chat = bool(encoder.tokenizer.chat_template)
             user, answer = (OWN_TOKENS * share for share in WRITTEN)
-            yield Part(SELF, max(1, request.own // SHARE), user, answer * chat, user * chat + answer)
+            yield Part(SELF, max(1, request.own // OWN_SHARE), user, answer * chat, user * chat + answer)
     places = [*([request.after] if request.after else []), *(place for place in request.keep if place != SELF)]
     unfit = {each["name"]: each.get("unfit", ()) for each in rows}
     for place in places:
@@ -174,7 +186,7 @@ def _kept(request: SkillRequest, encoder: Encoder, rows: Any) -> Iterator[Part]:
                 samples = read_samples(kept.probes)
                 examples = encoder.encode(TextTask(kept.name), examples_of(samples))
                 answered = any(e.example.messages or e.example.sentence for e in examples)
-                yield _part(kept.name, examples, answered=answered, read=kept.cores is None)
+                yield _part(kept.name, examples, answered=answered, read=kept.cores is None and kept.memory is None)
 
 
 def _own_text(session: Session, request: SkillRequest, rates: Rates) -> Phase:
@@ -262,10 +274,10 @@ def _step(model: Any, session: Session, rows: int) -> float:
 def _drawn_step(model: Any, session: Session, rows: int) -> float:
     """Return the seconds of one step of so many texts of the model's own, as they are drawn."""
     beginning = [int(session.tokenizer.eos_token_id or 0)] * CONTEXT
-    draws = [torch.Generator(session.loaded.device).manual_seed(0)]
+    numbers = torch.full((rows, 1 + DRAWN), 0.5, dtype=torch.float64)
 
     def draws_of(longest: int) -> None:
-        draw(model, session.tokenizer, [[beginning] * rows], draws, stops=(), longest=longest)
+        draw(model, session.tokenizer, [beginning] * rows, numbers, stops=(), longest=longest)
 
     first = _mean_seconds(partial(draws_of, 1))
     return max(0.0, _mean_seconds(partial(draws_of, 1 + DRAWN)) - first) / DRAWN

@@ -83,7 +83,7 @@ class SkillRequest(Settings):
     old_adapter: Place | None = None  # folder of a PEFT LoRA adapter that the model is used with so far
     after: Place | None = None  # directory of an earlier skill to go on from, with all that it keeps
     keep: tuple[Place, ...] = ()  # what to keep: files like `data`, directories of earlier skills, or "self"
-    own: Count = 120  # number of texts that the model writes for "self"
+    own: Count = 72  # number of texts that the model writes for "self"
     method: str
     targets: Targets | None = None  # modules to adapt; None takes those of the old adapter, or all linear layers
     seed: int = 42
@@ -217,6 +217,11 @@ def _refuse_without_examples(method: Method) -> None:
 def reads_cores(method: Method) -> bool:
     """Return whether a method protects cores that are made of feature rows, or merges with what they stand for."""
     return ("core" in method.requires or _merges(method)) and method.provided_cores is None
+
+
+def leaves_cores(method: Method) -> bool:
+    """Return whether a skill leaves cores, which a later one may protect: all but those that remember what answers depend on do."""
+    return reads_cores(method) or not method.reads_past
 
 
 def _merges(method: Method) -> bool:

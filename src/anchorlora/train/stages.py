@@ -57,6 +57,7 @@ from anchorlora.train.kept import (
     CAPACITY,
     MOST_PROBES,
     MOST_ROWS,
+    OWN_SHARE,
     PROBES,
     ROWS,
     capacity,
@@ -71,7 +72,7 @@ from anchorlora.train.kept import (
     rows_of_file,
     write_joined_cores,
 )
-from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe, reads_cores
+from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe, leaves_cores, reads_cores
 
 SCORES, FACTS = "scores.json", "facts.json"
 OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
@@ -129,7 +130,7 @@ def before(
                 watch=lambda texts: tell("writing texts of its own", texts, request.own),
             )
             samples = read_samples(rows)
-            part.samples, part.probes = held_out(part.name, samples)
+            part.samples, part.probes = held_out(part.name, samples, share=OWN_SHARE)
             part.facts["rows"] = {
                 "name": part.name,
                 "source": SELF,
@@ -141,7 +142,7 @@ def before(
     union: dict[str, JoinedCore] = {}
     memory: Mapping[str, Tensor] = next((part.memory for part in kept if part.memory is not None), {})
     for part in kept:
-        if method.reads_past and part.cores is None:
+        if method.reads_past and part.memory is None:
             say(what := f"reading what answers depend on in {part.name}")
             memory = memory_of_text(
                 method,
@@ -154,6 +155,8 @@ def before(
                 past=memory,
                 watch=partial(tell, what),
             )
+        if not leaves_cores(method):
+            continue
         if part.cores is None:
             say(what := f"finding what to protect of {part.name}")
             made = _cores(session, adapted, part.samples, recipe, partial(tell, what))
@@ -181,8 +184,6 @@ def before(
             write_lines(temporary / OLD_TEXT, [row for part in kept for row in part.old_text or map(row_of, part.samples)])
         if method.reads_past:
             write_tensors(temporary / MEMORY, memory)
-            for each in facts["kept"]:
-                each.pop("layers", None)  # of cores that only a later skill may protect
         if method.provided_cores is not None:
             protected = method.provided_cores(memory).values()
             facts["memory"] = {
@@ -216,16 +217,16 @@ def after(
     with sealed_folder(folder / "after") as temporary:
         scores = scored(session, adapted, tasks, recipe, say, tell)
         write_text(temporary / SCORES, json.dumps(scores))
-        say(what := f"finding what a later skill must protect of {request.name}")
-        source = skill_files(folder)
-        samples = islice(source.rows_of(request.name, "train"), MOST_ROWS)  # what is held out measures a later skill
-        made = _cores(session, adapted, samples, recipe, partial(tell, what))
-        earlier = folder / "before"
-        union = joined_cores_in(earlier, kept) if (earlier / CORES).exists() else {}
-        union = joined_within(union, new_cores(request.name, made.layers), asked=recipe.features.energy)
-        write_joined_cores(temporary, union, origin=dict(made.origin))
-        if reads_cores(method):
-            write_text(temporary / CAPACITY, json.dumps(capacity(union), indent=1))
+        source, earlier = skill_files(folder), folder / "before"
+        if leaves_cores(method):
+            say(what := f"finding what a later skill must protect of {request.name}")
+            samples = islice(source.rows_of(request.name, "train"), MOST_ROWS)  # what is held out measures a later skill
+            made = _cores(session, adapted, samples, recipe, partial(tell, what))
+            union = joined_cores_in(earlier, kept) if (earlier / CORES).exists() else {}
+            union = joined_within(union, new_cores(request.name, made.layers), asked=recipe.features.energy)
+            write_joined_cores(temporary, union, origin=dict(made.origin))
+            if reads_cores(method):
+                write_text(temporary / CAPACITY, json.dumps(capacity(union), indent=1))
         if method.reads_past:
             write_tensors(temporary / MEMORY, RunDirectory(folder.parent).remembered(1))
         if method.rehearsal:

@@ -38,8 +38,18 @@ from anchorlora.store.seal import sealed_folder
 from anchorlora.train import price
 from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
-from anchorlora.train.kept import PROBES, ROWS, SHARE, counted_at, earlier_places, refuse_repeated
-from anchorlora.train.request import EXACT, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe
+from anchorlora.train.kept import OWN_SHARE, PROBES, ROWS, counted_at, earlier_places, refuse_repeated
+from anchorlora.train.request import (
+    CORES,
+    EXACT,
+    FRESH,
+    MEMORY,
+    OLD_TEXT,
+    SELF,
+    SkillRequest,
+    default_recipe,
+    reads_cores,
+)
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
 from anchorlora.train.stages import (
     ALL_LINEAR,
@@ -319,7 +329,7 @@ def _counted(request: SkillRequest, files: TextFiles) -> list[dict[str, Any]]:
             )
     kept = [each for place in earlier_places(request) for each in counted_at(place, request.keep_columns, encoder)]
     held_out = [(each["name"], each["held_out"]) for each in kept]
-    held_out += [(SELF, max(1, request.own // SHARE)) for place in request.keep if place == SELF]
+    held_out += [(SELF, max(1, request.own // OWN_SHARE)) for place in request.keep if place == SELF]
     refuse_repeated([kept_name for kept_name, _ in held_out], name)
     if request.budget is not None:
         refuse_few(dict(held_out))
@@ -346,8 +356,14 @@ def _refuse_early(request: SkillRequest, method: Method) -> None:
     """Refuse what would show only after the model is loaded."""
     if request.budget is not None:
         refuse_nonlinear(request, method)
+    skills = [place for place in earlier_places(request) if (Path(place) / SKILL / "after").is_dir()]
+    for place in skills if reads_cores(method) else ():
+        if not (Path(place) / SKILL / "after" / CORES).is_file():
+            raise InvalidValue(
+                f"{method.name} protects directions that layers read, and {place} was trained by a method that leaves none; "
+                f"give its text with --keep FILE instead, or continue with --method {FRESH}"
+            )
     if method.reads_past:
-        skills = [place for place in earlier_places(request) if (Path(place) / SKILL / "after").is_dir()]
         for place in skills:
             if not (Path(place) / SKILL / "after" / MEMORY).is_file():
                 raise InvalidValue(
@@ -357,10 +373,9 @@ def _refuse_early(request: SkillRequest, method: Method) -> None:
         if len(skills) > 1:
             raise InvalidValue(
                 f"{skills[0]} and {skills[1]} each remember what their answers depend on, and {method.name} continues from one "
-                f"memory; keep one of them by its text, with --keep FILE, or take --method {EXACT}"
+                "memory; keep one of them by its text, with --keep FILE"
             )
     if method.rehearsal is not None:
-        skills = [place for place in earlier_places(request) if (Path(place) / SKILL / "after").is_dir()]
         for place in skills:
             if not (Path(place) / SKILL / "after" / OLD_TEXT).is_file():
                 raise InvalidValue(

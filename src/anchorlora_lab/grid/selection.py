@@ -31,7 +31,6 @@ import torch
 from anchorlora.adapters import Anchor
 from anchorlora.config import Recipe, RunConfig
 from anchorlora.constraints import EffectiveSparsity, protect
-from anchorlora.continual.losses import TaskLosses
 from anchorlora.continual.sequence import TaskSequence
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
@@ -136,7 +135,7 @@ def measured(sequence: TaskSequence) -> dict[str, float]:
     next(iter(sequence.run()))
     anchor, window = sequence.blocks.anchor(), sequence.recipe.training.window
     factors = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
-    losses = TaskLosses(sequence.inputs, sequence.order[1])(window * STEPS)
+    losses = sequence.inputs.losses(sequence.order[1])(window * STEPS)
     squares, steps, sums = 0.0, 0.0, [torch.zeros_like(p) for p in factors]
     examples = len(sequence.data.train[sequence.order[1]])
     count = min(window * STEPS, examples)
