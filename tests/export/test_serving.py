@@ -43,7 +43,10 @@ def test_the_line_survives_a_shell(adapter):
     [
         ({"rank_pattern": {PATH: 9}}, "has rank_pattern or alpha_pattern, which many servers ignore; anchorlora export"),
         ({"alpha_pattern": {PATH: 3}}, "has rank_pattern or alpha_pattern, which many servers ignore; anchorlora export"),
-        ({"modules_to_save": ["lm_head"]}, "has modules_to_save, which vLLM refuses"),
+        (
+            {"modules_to_save": ["lm_head"]},
+            "has modules_to_save, whole weights that vLLM takes from no adapter; anchorlora export .* --form merged",
+        ),
         ({"r": "9"}, "r is '9', not a rank of 1 or more"),
         ({"use_dora": True}, "DoRA"),
     ],

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.adapters import read_adapter
+from anchorlora.adapters.files import read_with_whole
+from anchorlora.adapters.whole import NO_WHOLE, WholeWeights
 from anchorlora.config import BaseModelSettings
 from anchorlora.embedded import PREFIX
 from anchorlora.features.files import read_cores
@@ -33,6 +35,7 @@ class ExportSource:
     base: Base  # the base model as others may read of it
     record: Record | None = None  # the run's record, if it has finished
     before: Mapping[str, Factors] | None = None  # the adapter at the start of the last task, if a run has one
+    whole: WholeWeights = NO_WHOLE  # what comes with the adapter
     cores: Mapping[str, Subspace] | None = None  # the directions protected during the last task, if a run has them
 
 
@@ -42,7 +45,8 @@ def export_source(folder: Path, *, model: str | None = None) -> ExportSource:
     adapter, settings = found.adapter, found.base_model(model)
     if model is not None:
         settings = settings.model_copy(update={"quantized": None})
-    facts: dict[str, Any] = {"adapter": adapter, "factors": read_adapter(adapter), "named_in": found.named_in(model)}
+    factors, whole = read_with_whole(adapter)
+    facts: dict[str, Any] = {"adapter": adapter, "factors": factors, "whole": whole, "named_in": found.named_in(model)}
     if found.config is None:
         source = Source(kind="adapter", number=None, task=None, tasks=None, finished=None, **_contents(adapter))
         base = _base(settings.model, settings.revision, from_hub=True)
@@ -59,7 +63,7 @@ def export_source(folder: Path, *, model: str | None = None) -> ExportSource:
     facts |= {"source": source, "base_model": settings, "base": base, "record": found.record}
     if (past := found.previous) is None:
         return ExportSource(**facts)
-    return ExportSource(**facts, before=read_adapter(past.adapter), cores=read_cores(past.cores))
+    return ExportSource(**facts, before=read_adapter(past.adapter, beside={}), cores=read_cores(past.cores))
 
 
 def _contents(adapter: Path) -> dict[str, Any]:
