@@ -178,6 +178,17 @@ def test_train_goes_on_from_one_and_says_that_its_weights_did_not_train(way, bas
     assert json.loads((tmp_path / "out/skill/verdict.json").read_text())["protection"]["exact"]
     session = Session(BaseModelSettings(model=str(base), dtype="float32", device="cpu"))
     assert close(logits(session.adapted(made)), logits(opened(base, made)))
+    assert main(["export", str(tmp_path / "out"), "--scale", "0.5", "--out", str(tmp_path / "half")]) == 0
+    then, now, half = (
+        {name: f.scale * f.B.double() @ f.A.double() for name, f in read_adapter(folder, beside={}).items()}
+        for folder in (old, made, tmp_path / "half")
+    )
+    for name, goal in now.items():
+        assert float((half[name] - (then[name] + goal) / 2).norm()) <= 1e-6 * float(goal.norm())
+    assert same_whole(old, tmp_path / "half")
+    shutil.rmtree(old)
+    assert main(["export", str(tmp_path / "out"), "--scale", "0.5", "--out", str(tmp_path / "again")]) == 2
+    assert "the adapter before it" in capsys.readouterr().err
 
 
 @pytest.mark.drawn(2)

@@ -146,6 +146,11 @@ def export(source: ExportSource, request: Request, *, to: Path, card: Card) -> E
 
 def _refuse_to_scale(source: ExportSource) -> None:
     """Refuse to scale what is more than the last task's change."""
+    if source.before is None and source.old_adapter is not None:
+        raise InvalidValue(
+            f"--scale is for the last task's change, and {source.old_adapter}, the adapter before it, is not what it was; put it "
+            "back, or leave --scale out"
+        )
     if source.before is None and source.whole.tensors:
         raise InvalidValue(
             f"--scale is for factors, and {source.adapter} is one change with its whole weights ({source.whole}); leave --scale out"
