@@ -55,7 +55,7 @@ STAGES = [
     *(
         Row(f"TRL {name}Trainer, {how}", ONE, "adamw_torch")
         for how in ("checkpointing", "checkpointing, reentrant", "accumulation 2")
-        for name in ("SFT", "DPO")
+        for name in ("SFT", "DPO", "KTO", "GRPO", "SDFT")
     ),
 ]
 STAGES_REFUSED = [Row("TRL DPOTrainer, adapter of another name", ONE, "adamw_torch", REFUSED, "default")]

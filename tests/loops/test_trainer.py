@@ -372,15 +372,18 @@ def test_no_graph_is_kept_from_one_step_to_the_next(name, checkpointing, tmp_pat
     assert alive == [alive[0]] * 4
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.filterwarnings("ignore")
-def test_a_second_stage_that_is_taken_up_again_ends_where_an_uninterrupted_one_does(tmp_path):
+@pytest.mark.parametrize("setting_name", SETTINGS)
+@pytest.mark.parametrize("name", ["SFT", "DPO", "KTO", "GRPO", "SDFT"])
+def test_a_second_stage_that_is_taken_up_again_ends_where_an_uninterrupted_one_does(name, setting_name, tmp_path):
     """With its history and its reference beside it."""
     ends = []
     for again in (False, True):
-        setting, folder = SETTINGS["hard"](), tmp_path / "run"
+        setting, folder = SETTINGS[setting_name](), tmp_path / "run"
         callback = ProtectionCallback(setting.constraints, **setting.options(), check_every=1)
         more = {} if again else {"save_strategy": "steps", "save_steps": 2}
-        trainer = stage_of("DPO", setting, folder, [callback], **more)
+        trainer = stage_of(name, setting, folder, [callback], **more)
         trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if again else None)
         assert trainer.state.global_step == 4
         ends.append([layer.factor(f).detach().clone() for layer in callback.anchor.layers for f in ("A", "B")])

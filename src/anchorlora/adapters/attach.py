@@ -16,9 +16,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-from torch import Tensor
 
-from anchorlora.adapters.files import fitted, read_adapter
+from anchorlora.adapters.files import fitted, read_with_whole
 from anchorlora.adapters.layers import lora_layers
 from anchorlora.adapters.targets import named, refuse_misfit
 from anchorlora.adapters.whole import COME_WITH, ROWS, put_whole, take_off
@@ -38,14 +37,13 @@ def attach(model: Any, folder: Path) -> PeftModel:
 
     The folder is read as data: PEFT receives only finite factors and the names of their layers.
     """
-    beside: dict[str, Tensor] = {}
-    described = read_adapter(folder, beside=beside)
+    described, whole = read_with_whole(folder)
     _refuse_what_is_followed(folder)
     saved = fitted(described, [name for name, _ in model.named_modules()], where=str(folder))
     refuse_misfit(model, saved, where=str(folder))
     config = read_config(folder)
-    refuse_undescribed(described, config, where=folder / CONFIG_FILE, beside=beside)
-    put_whole(model, beside, config, where=str(folder))
+    refuse_undescribed(described, config, where=folder / CONFIG_FILE, beside=whole.tensors)
+    put_whole(model, whole, where=str(folder))
     adapted = _with_blocks(model, saved, where=str(folder)).eval()
     layers = lora_layers(adapted)
     for layer in sorted(set(saved) | set(layers)):

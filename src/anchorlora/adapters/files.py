@@ -13,7 +13,7 @@ import torch
 from peft import LoraConfig
 from torch import Tensor
 
-from anchorlora.adapters.whole import COME_WITH, comes_with
+from anchorlora.adapters.whole import COME_WITH, NO_WHOLE, WholeWeights, comes_with
 from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.geometry import Factors
 from anchorlora.paths import at_the_end
@@ -34,10 +34,9 @@ def write_adapter(
     targets: Iterable[str] | None = None,
     dtype: torch.dtype = torch.float32,
     fan_in_fan_out: bool = False,
-    beside: Mapping[str, Tensor] = {},
-    named_beside: Mapping[str, Any] = {},
+    whole: WholeWeights = NO_WHOLE,
 ) -> None:
-    """Write factors as one ordinary PEFT LoRA adapter: plain scaling, alpha = scale x rank; `beside` are whole weights.
+    """Write factors as one ordinary PEFT LoRA adapter: plain scaling, alpha = scale x rank; `whole` is what comes with it.
 
     Layers whose rank or scale differs from the first one's are named in rank_pattern and alpha_pattern.
     """
@@ -56,13 +55,13 @@ def write_adapter(
         base_model_name_or_path=base,
         fan_in_fan_out=fan_in_fan_out,
         inference_mode=True,
-        **named_beside,
+        **whole.named,
     ).save_pretrained(str(folder))
     config = folder / CONFIG_FILE
     fields = json.loads(config.read_text())
     fields["target_modules"] = names  # PEFT holds a set: its order would differ from process to process
     config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
-    tensors = {f"base_model.model.{name}": tensor.cpu().contiguous() for name, tensor in beside.items()}
+    tensors = {f"base_model.model.{name}": tensor.cpu().contiguous() for name, tensor in whole.tensors.items()}
     for layer, f in factors.items():
         tensors[f"base_model.model.{layer}.lora_A.weight"] = f.A.detach().to("cpu", dtype).contiguous()
         tensors[f"base_model.model.{layer}.lora_B.weight"] = f.B.detach().to("cpu", dtype).contiguous()
@@ -88,8 +87,8 @@ def read_adapter(folder: Path, *, beside: dict[str, Tensor] | None = None) -> di
             if whole is not None and comes_with(whole, config):
                 if beside is None:
                     raise InvalidValue(
-                        f"{weights} holds {key}, a whole weight beside the factors ({' or '.join(COME_WITH)}); such an adapter can "
-                        "be asked, tested, continued (AdapterStack.continuing) and made cores of, and nothing else"
+                        f"{weights} holds {key}, a whole weight beside the factors ({' or '.join(COME_WITH)}); give a dict as "
+                        "`beside` to take it too"
                     )
                 beside[whole] = file.get_tensor(key)
                 if not bool(torch.isfinite(beside[whole]).all()):
@@ -125,6 +124,13 @@ def read_adapter(folder: Path, *, beside: dict[str, Tensor] | None = None) -> di
             raise InvalidValue(f"{weights}: {layer}: {error}") from None
         _refuse_too_large(out[layer], layer, folder)
     return out
+
+
+def read_with_whole(folder: Path) -> tuple[dict[str, Factors], WholeWeights]:
+    """Read a saved adapter with the whole weights that come with it, as data."""
+    beside: dict[str, Tensor] = {}
+    factors = read_adapter(folder, beside=beside)
+    return factors, WholeWeights.of(beside, read_config(folder))
 
 
 def layer_path(key: str) -> str | None:

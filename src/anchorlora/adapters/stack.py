@@ -21,16 +21,15 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from anchorlora.adapters.anchor import Anchor
-from anchorlora.adapters.files import fitted, read_adapter, write_adapter
+from anchorlora.adapters.files import fitted, read_with_whole, write_adapter
 from anchorlora.adapters.gates import Gates
 from anchorlora.adapters.kinds import block_factors
 from anchorlora.adapters.layers import lora_layers, other_layers
 from anchorlora.adapters.targets import are_transposed, keep_unpacked, refuse_misfit, target_layers
-from anchorlora.adapters.whole import COME_WITH, put_whole
+from anchorlora.adapters.whole import NO_WHOLE, WholeWeights, put_whole
 from anchorlora.devices import forked_generators, in_float64
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost, UnknownName
 from anchorlora.geometry import Factors
-from anchorlora.store.adapter_config import read_config
 
 CURRENT, HISTORY = "default", "history"  # PEFT's own name for the one: TRL looks for it
 
@@ -84,8 +83,7 @@ class AdapterStack:
     model: PeftModel = field(init=False)
     gates: Gates | None = field(init=False, default=None)  # set by a plan with gated adapters
     fan_in_fan_out: bool = field(init=False)
-    beside: Mapping[str, Tensor] = field(init=False, default_factory=dict)  # whole weights that came with the first adapter, frozen
-    named_beside: Mapping[str, Any] = field(init=False, default_factory=dict)  # how its configuration names them
+    whole: WholeWeights = field(init=False, default=NO_WHOLE)  # what came with the first adapter, frozen
     _kept: dict[str, Factors] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -128,15 +126,13 @@ class AdapterStack:
             >>> layer.history.rank, layer.current.rank
             (4, 2)
         """
-        beside: dict[str, Tensor] = {}
-        read = read_adapter(Path(adapter), beside=beside)
+        read, whole = read_with_whole(Path(adapter))
         saved = fitted(read, [name for name, _ in model.named_modules()], where=str(adapter))
         refuse_misfit(model, saved, where=str(adapter))
-        config = read_config(Path(adapter))
-        put_whole(model, beside, config, where=str(adapter))
+        put_whole(model, whole, where=str(adapter))
         scale = next(iter(saved.values())).scale
         stack = cls(model, tuple(sorted(saved)), rank=rank, alpha=scale * rank, dropout=dropout)
-        stack.beside, stack.named_beside = beside, {name: config[name] for name in COME_WITH if config.get(name)}
+        stack.whole = whole
         stack.restore(saved, as_history=True)
         stack.open(torch.Generator().manual_seed(seed))
         return stack
@@ -282,8 +278,7 @@ class AdapterStack:
         shutil.rmtree(temporary, ignore_errors=True)  # of a write that was interrupted
         try:
             named = base if base is not None else str(getattr(self.base, "name_or_path", ""))
-            whole: dict[str, Any] = {"beside": self.beside, "named_beside": self.named_beside}
-            write_adapter(temporary, self.factors(), base=named, fan_in_fan_out=self.fan_in_fan_out, **whole)
+            write_adapter(temporary, self.factors(), base=named, fan_in_fan_out=self.fan_in_fan_out, whole=self.whole)
             temporary.rename(target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

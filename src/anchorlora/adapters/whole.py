@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,6 +20,36 @@ COME_WITH = ("modules_to_save", "trainable_token_indices")
 STANDS_FOR = "_stands_for"
 
 
+@dataclass(frozen=True, eq=False)
+class WholeWeights:
+    """Whole weights that come with an adapter, as its files hold them; they go on frozen and are written again as they were."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # by name in the base model
+    named: Mapping[str, Any] = field(default_factory=dict)  # the fields of its configuration that name them
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> WholeWeights:
+        """Return tensors with what a configuration says of them."""
+        return cls(tensors, {name: config[name] for name in COME_WITH if config.get(name)} if tensors else {})
+
+    def __str__(self) -> str:
+        """Return the paths of their modules."""
+        return ", ".join(self.modules)
+
+    @property
+    def modules(self) -> list[str]:
+        """Paths of their modules in the base model."""
+        return sorted({module_of(name) for name in self.tensors})
+
+
+NO_WHOLE = WholeWeights()
+
+
+def module_of(name: str) -> str:
+    """Return the path of the module that a whole weight belongs to."""
+    return name.removesuffix(ROWS) if name.endswith(ROWS) else name.rpartition(".")[0]
+
+
 def comes_with(path: str | None, config: Mapping[str, Any]) -> bool:
     """Return True if an adapter's configuration says that a tensor of this name is a whole weight beside the factors."""
     if path is None or config.get("ensure_weight_tying"):
@@ -29,23 +60,23 @@ def comes_with(path: str | None, config: Mapping[str, Any]) -> bool:
     return isinstance(saved, list) and named(path.rpartition(".")[0], saved)
 
 
-def put_whole(base: nn.Module, beside: Mapping[str, Tensor], config: Mapping[str, Any], *, where: str) -> None:
+def put_whole(base: nn.Module, whole: WholeWeights, *, where: str) -> None:
     """Put whole weights on a base model, frozen; a head that is tied to an embedding gets the same rows."""
     modules = dict(base.named_modules())
     weights: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in beside.items():
-        path, parameter = (name.removesuffix(ROWS), "weight") if name.endswith(ROWS) else name.rpartition(".")[::2]
+    for name, tensor in whole.tensors.items():
+        path, parameter = module_of(name), "weight" if name.endswith(ROWS) else name.rpartition(".")[2]
         ours = getattr(modules.get(path), parameter, None)
         if not isinstance(ours, Tensor):
             raise InvalidValue(f"{where} holds {name}, which the model does not have; the adapter belongs to another model")
         if name.endswith(ROWS):
-            tokens = _tokens(config["trainable_token_indices"], path)
+            tokens = _tokens(whole.named["trainable_token_indices"], path)
             if len(tokens) != len(tensor) or max(tokens, default=0) >= len(ours) or tensor.shape[1:] != ours.shape[1:]:
                 raise InvalidValue(f"{where}: the rows of {path} are {[*tensor.shape]} for {len(tokens)} of {len(ours)} tokens")
-            whole = ours.detach().clone()
-            whole[tokens] = tensor.to(whole)
+            rows = ours.detach().clone()
+            rows[tokens] = tensor.to(rows)
             tied = [other for other, module in modules.items() if getattr(module, parameter, None) is ours]
-            weights |= {other: {parameter: whole} for other in tied}
+            weights |= {other: {parameter: rows} for other in tied}
         elif tensor.shape != ours.shape:
             raise InvalidValue(f"{where} holds {name} as {[*tensor.shape]}, but it is {[*ours.shape]} in the model")
         else:

@@ -56,7 +56,7 @@ def ask(
     from transformers.utils import logging
 
     from anchorlora import embedded
-    from anchorlora.adapters import attach
+    from anchorlora.adapters import attach, detach
     from anchorlora.adapters.files import read_adapter
     from anchorlora.models.load import load_base_model, template_note, tokenizer_of
     from anchorlora.models.trust import asked_for
@@ -91,8 +91,8 @@ def ask(
     _answer(loaded, adapted, ids, longest=longest, asked=max_new_tokens)
     if without:
         print("\nwithout the adapter:", flush=True)
-        with adapted.disable_adapter():
-            _answer(loaded, adapted, ids, longest=longest, asked=max_new_tokens)
+        detach(loaded.model)
+        _answer(loaded, loaded.model, ids, longest=longest, asked=max_new_tokens)
 
 
 def _answer(loaded: LoadedModel, adapted: Any, ids: list[int], *, longest: int, asked: int) -> None:

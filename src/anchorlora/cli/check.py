@@ -93,7 +93,7 @@ def measure(before: Path, after: Path, cores: Path, data: str | None, model: str
     if as_json:
         layers = {layer: each.as_dict() for layer, each in drift.layers.items()}
         extra = {} if changed is None else {"data": changed}
-        print_json({**drift.as_dict(), "exact": drift.exact, **extra, "layers": layers})
+        print_json({**drift.as_dict(), "exact": drift.exact, "unprotected": drift.unprotected, **extra, "layers": layers})
         return
     for name, value in drift.as_dict().items():
         out.print(f"{name:10} {'-' if value is None else format(value, '.4e')}")
@@ -103,6 +103,8 @@ def measure(before: Path, after: Path, cores: Path, data: str | None, model: str
         out.print(f"protected: rho is no more than float32 storage explains ({drift.bound:.1e})")
     else:
         out.print(f"not protected: float32 storage explains a rho of {drift.bound:.1e} at most")
+    if drift.unprotected:
+        out.print(f"not protected at all, whole weights that differ: {', '.join(drift.unprotected)}")
     if changed is None:
         return
     for name in ("loss", "metric"):

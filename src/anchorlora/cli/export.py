@@ -97,6 +97,8 @@ def show(found: Export) -> None:
         out.print("the run is not finished: the model card has no scores")
     if source.dtype != "F32" and found.dtype == "float32" and found.form != "merged":
         out.print(f"the source stores its factors in {source.dtype}; float32 holds the same values")
+    if found.whole:
+        out.print(f"whole weights come with it, as they were: {', '.join(found.whole)}")
     if not base.hub:
         why = f"{base.name} is not the name of a model on the hub" if base.name else "the base model is unknown"
         out.print(f"the model card has no base_model ({why}); set it before publishing")

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from anchorlora.adapters import Anchor
+from anchorlora.adapters.whole import NO_WHOLE, WholeWeights
 from anchorlora.constraints import Constraint
 from anchorlora.continual.past import Past
 from anchorlora.continual.progress import Progress
@@ -31,6 +32,7 @@ class TaskState:
         remembered: What constraints keep for later tasks.
         stack: What the adapter plan keeps besides the factors.
         fan_in_fan_out: Whether all adapted layers hold their weight as (d_in, d_out), as GPT-2's do.
+        whole: Whole weights that the run's first adapter came with.
         predictions: Task so far -> its test examples, in order, with their predictions; empty before the task is tested.
     """
 
@@ -42,6 +44,7 @@ class TaskState:
     remembered: dict[str, Tensor]
     stack: dict[str, Tensor]
     fan_in_fan_out: bool = False
+    whole: WholeWeights = NO_WHOLE
     predictions: dict[str, list[tuple[Encoded, Answer]]] = field(default_factory=dict)
 
 

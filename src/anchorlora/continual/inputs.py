@@ -9,9 +9,10 @@ from pathlib import Path
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from anchorlora.adapters import NOTHING, AdapterStack, lora_layers, read_adapter, refuse_misfit
-from anchorlora.adapters.files import fitted
+from anchorlora.adapters import NOTHING, AdapterStack, lora_layers, refuse_misfit
+from anchorlora.adapters.files import fitted, read_with_whole
 from anchorlora.adapters.sharding import call_with_hooks
+from anchorlora.adapters.whole import NO_WHOLE, WholeWeights, put_whole
 from anchorlora.config import Recipe, Start
 from anchorlora.constraints.sensitivity import knows, sensitivity
 from anchorlora.continual.data import TaskData
@@ -100,9 +101,15 @@ class RunInputs:
         processes: Processes = ALONE,
     ) -> RunInputs:
         """Read and tokenize the data and attach the adapters."""
-        old_factors, old_cores, old_memory = _old(base_model, recipe.start)
+        old_factors, whole, old_cores, old_memory = _old(base_model, recipe.start)
+        put_whole(base_model.model, whole, where=str(recipe.start.old_adapter))
         served = None
         if recipe.evaluation.backend == "vllm":
+            if whole.tensors:
+                raise InvalidValue(
+                    f"{recipe.start.old_adapter} comes with whole weights ({whole}), which vLLM does not take beside an adapter; "
+                    "set backend=transformers"
+                )
             served = Served(base_model, quantized=recipe.base_model.quantized, processes=processes)
         encoder = Encoder(base_model.tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(base_model.model))
         data = TaskData.of(source, encoder, recipe.tasks, order, seed, recipe.start.old_text)
@@ -116,6 +123,7 @@ class RunInputs:
             dropout=adapter.dropout,
             history_dropout=adapter.history_dropout,
         )
+        adapters.whole = whole
         if lost := sorted(set(adapters.stacked()) - set(old_cores)) if old_cores else []:
             raise InvalidValue(f"{recipe.start.old_cores} has no core for {lost[0]}; make cores for all layers that are adapted")
         if recipe.start.old_memory is not None:
@@ -148,15 +156,18 @@ class RunInputs:
         )
 
 
-def _old(base_model: LoadedModel, start: Start) -> tuple[Mapping[str, Factors], Mapping[str, Subspace], Mapping[str, Tensor]]:
-    """The adapter, the cores and the memory that a run goes on from."""
-    factors = NOTHING
+def _old(
+    base_model: LoadedModel, start: Start
+) -> tuple[Mapping[str, Factors], WholeWeights, Mapping[str, Subspace], Mapping[str, Tensor]]:
+    """The adapter, what comes with it, the cores and the memory that a run goes on from."""
+    factors, whole = NOTHING, NO_WHOLE
     if start.old_adapter is not None:
-        factors = read_adapter(Path(start.old_adapter).expanduser())
+        factors, whole = read_with_whole(Path(start.old_adapter).expanduser())
         factors = fitted(factors, [name for name, _ in base_model.model.named_modules()], where=start.old_adapter)
         refuse_misfit(base_model.model, factors, where=start.old_adapter)
     cores = read_cores(Path(start.old_cores).expanduser()) if start.old_cores is not None else NOTHING
-    return factors, cores, read_tensors(Path(start.old_memory).expanduser()) if start.old_memory is not None else NOTHING
+    memory = read_tensors(Path(start.old_memory).expanduser()) if start.old_memory is not None else NOTHING
+    return factors, whole, cores, memory
 
 
 def _split(model: nn.Module, accelerator: Accelerator) -> None:

@@ -137,6 +137,7 @@ class TaskSequence:
             remembered=dict(self.past.remembered),
             stack=self.method.plan.state(self.blocks),
             fan_in_fan_out=self.blocks.fan_in_fan_out,
+            whole=self.blocks.whole,
         )
 
     def _tested(self, state: TaskState, texts: Texts) -> TaskState:

@@ -109,6 +109,7 @@ def export(source: ExportSource, request: Request, *, to: Path, card: Card) -> E
     if source.before is None and (modules := modules_of(source.base_model)) is not None:
         source = replace(source, factors=fitted(source.factors, modules, where=str(source.adapter)))
     if request.scale != 1:
+        _refuse_to_scale(source)
         before = source.before or NOTHING
         scaled = {name: scaled_change(f, before.get(name), request.scale) for name, f in source.factors.items()}
         source = replace(source, factors=scaled)
@@ -125,6 +126,7 @@ def export(source: ExportSource, request: Request, *, to: Path, card: Card) -> E
         scale=request.scale,
         error=made.error,
         layers=made.layers,
+        whole=source.whole.modules,
         protection=made.protection,
         logits=made.logits,
         source=source.source,
@@ -142,6 +144,19 @@ def export(source: ExportSource, request: Request, *, to: Path, card: Card) -> E
     return found
 
 
+def _refuse_to_scale(source: ExportSource) -> None:
+    """Refuse to scale what is more than the last task's change."""
+    if source.before is None and source.old_adapter is not None:
+        raise InvalidValue(
+            f"--scale is for the last task's change, and {source.old_adapter}, the adapter before it, is not what it was; put it "
+            "back, or leave --scale out"
+        )
+    if source.before is None and source.whole.tensors:
+        raise InvalidValue(
+            f"--scale is for factors, and {source.adapter} is one change with its whole weights ({source.whole}); leave --scale out"
+        )
+
+
 def _adapter(source: ExportSource, rank: int | None, dtype: torch.dtype) -> Made:
     """cat without a rank, svd with one; a rank above the adapter's own would only add zeros."""
     largest = max(f.rank for f in source.factors.values())
@@ -157,8 +172,8 @@ def _adapter(source: ExportSource, rank: int | None, dtype: torch.dtype) -> Made
     rest = beside(source.adapter, ours, source.base_model)
 
     def write(place: Path) -> None:
-        transposed = bool(read_config(source.adapter).get("fan_in_fan_out"))
-        write_adapter(place, written, base=source.base.loadable, targets=rest.targets, dtype=dtype, fan_in_fan_out=transposed)
+        transposed, base = bool(read_config(source.adapter).get("fan_in_fan_out")), source.base.loadable
+        write_adapter(place, written, base=base, targets=rest.targets, dtype=dtype, fan_in_fan_out=transposed, whole=source.whole)
         if rest.tokenizer is not None:
             rest.tokenizer.save_pretrained(place)
 
@@ -248,7 +263,7 @@ def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None
         adapter = source.adapter
         if scaled:  # whose files hold the factors as trained
             adapter, transposed = Path(place), bool(read_config(source.adapter).get("fan_in_fan_out"))
-            write_adapter(adapter, source.factors, base=None, fan_in_fan_out=transposed)
+            write_adapter(adapter, source.factors, base=None, fan_in_fan_out=transposed, whole=source.whole)
         adapted = attach(model, adapter)
     live = logits_of(adapted)
     model = adapted.unload()
@@ -260,12 +275,20 @@ def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None
     moved, on_core = (math.hypot(*(getattr(r, name) or 0.0 for r in found.values())) for name in ("moved", "on_core"))
     kept = protection(source, exact, on_core / moved if moved else None) if exact else None
     seen = compared(live, logits_of(model), bare)
+    _untie(model)
 
     def write(place: Path) -> None:
         model.to(stored).save_pretrained(place)
         tokenizer.save_pretrained(place)
 
     return Made(write, type_name(stored), layers, error, kept, logits=seen, same=_same(source, sha256))
+
+
+def _untie(model: Any) -> None:
+    """Say in the configuration that head and embedding are two where whole weights made them so; else one would not be written."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if getattr(model.config, "tie_word_embeddings", False) and head is not None and not torch.equal(head.weight, embedding.weight):
+        model.config.tie_word_embeddings = False
 
 
 def logits_of(model: Any) -> Tensor:

@@ -13,6 +13,7 @@ import shlex
 from pathlib import Path
 
 from anchorlora import embedded
+from anchorlora.adapters.whole import COME_WITH
 from anchorlora.continual.served import RANKS
 from anchorlora.errors import InvalidValue
 from anchorlora.models.hub import is_path
@@ -39,8 +40,11 @@ def serve_line(adapter_folder: Path, base_model_name: str, *, name: str) -> str:
             f"{path} has rank_pattern or alpha_pattern, which many servers ignore; anchorlora export {adapter_folder} --out DIR "
             "writes an equal adapter of one rank and one scale"
         )
-    if config.get("modules_to_save"):
-        raise InvalidValue(f"{path} has modules_to_save, which vLLM refuses; train the adapter without it")
+    if named := next((name for name in COME_WITH if config.get(name)), None):
+        raise InvalidValue(
+            f"{path} has {named}, whole weights that vLLM takes from no adapter; anchorlora export {adapter_folder} --form merged "
+            "--out DIR writes a model that it serves"
+        )
     rank = config.get("r")
     if not isinstance(rank, int) or rank < 1:
         raise InvalidValue(f"{path}: r is {rank!r}, not a rank of 1 or more")
@@ -53,6 +57,10 @@ def commands(to: Path, base_model: str | None, *, merged: bool) -> dict[str, str
     path = shlex.quote(str(to))
     if merged:
         return {"serve with vLLM": f"vllm serve {path}", "convert for llama.cpp": f"python convert_hf_to_gguf.py {path}"}
+    if any(read_config(to).get(name) for name in COME_WITH):
+        model = f" --model {shlex.quote(base_model)}" if base_model else ""
+        how = f"anchorlora export {path}{model} --form merged --out {shlex.quote(f'{to}-merged')}"
+        return {"vLLM and llama.cpp take no whole weights beside an adapter; for them": how}
     place = embedded.folder(base_model, "base_model") if base_model else None
     base = str(place or base_model or "BASE_MODEL")
     name = re.sub(r"[^\w.-]", "-", to.resolve().name, flags=re.ASCII)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.adapters import read_adapter
+from anchorlora.adapters.files import fitted, read_with_whole
+from anchorlora.adapters.whole import NO_WHOLE, WholeWeights
 from anchorlora.config import BaseModelSettings
 from anchorlora.embedded import PREFIX
 from anchorlora.features.files import read_cores
@@ -18,6 +20,7 @@ from anchorlora.store.adapter_config import WEIGHTS_FILE, adapter_sha256
 from anchorlora.store.artifact import artifact_in
 from anchorlora.store.export import Base, Source
 from anchorlora.store.record import Record
+from anchorlora.store.seal import sha256
 from anchorlora.store.tensors import opened_tensors
 
 
@@ -33,6 +36,8 @@ class ExportSource:
     base: Base  # the base model as others may read of it
     record: Record | None = None  # the run's record, if it has finished
     before: Mapping[str, Factors] | None = None  # the adapter at the start of the last task, if a run has one
+    whole: WholeWeights = NO_WHOLE  # what comes with the adapter
+    old_adapter: Path | None = None  # what the run went on from, if the last task is its first
     cores: Mapping[str, Subspace] | None = None  # the directions protected during the last task, if a run has them
 
 
@@ -42,7 +47,8 @@ def export_source(folder: Path, *, model: str | None = None) -> ExportSource:
     adapter, settings = found.adapter, found.base_model(model)
     if model is not None:
         settings = settings.model_copy(update={"quantized": None})
-    facts: dict[str, Any] = {"adapter": adapter, "factors": read_adapter(adapter), "named_in": found.named_in(model)}
+    factors, whole = read_with_whole(adapter)
+    facts: dict[str, Any] = {"adapter": adapter, "factors": factors, "whole": whole, "named_in": found.named_in(model)}
     if found.config is None:
         source = Source(kind="adapter", number=None, task=None, tasks=None, finished=None, **_contents(adapter))
         base = _base(settings.model, settings.revision, from_hub=True)
@@ -57,9 +63,19 @@ def export_source(folder: Path, *, model: str | None = None) -> ExportSource:
     revision = found.record.base_model.revision if found.record and model is None else settings.revision
     base = _base(settings.model, revision, from_hub=revision is not None or found.record is None or model is not None)
     facts |= {"source": source, "base_model": settings, "base": base, "record": found.record}
+    if found.number == 1 and (old := found.config.recipe.start.old_adapter) is not None:
+        return ExportSource(**facts, old_adapter=Path(old), before=_before_the_run(expanded(old), found.record, factors))
     if (past := found.previous) is None:
         return ExportSource(**facts)
-    return ExportSource(**facts, before=read_adapter(past.adapter), cores=read_cores(past.cores))
+    return ExportSource(**facts, before=read_adapter(past.adapter, beside={}), cores=read_cores(past.cores))
+
+
+def _before_the_run(adapter: Path, record: Record | None, factors: Mapping[str, Factors]) -> Mapping[str, Factors] | None:
+    """The factors of the adapter that a run went on from; None where it is not at hand or not the same any more."""
+    weights = adapter / WEIGHTS_FILE
+    if not weights.is_file() or (record is not None and record.protocol.get("start", {}).get("old_adapter") != sha256(weights)):
+        return None
+    return fitted(read_adapter(adapter, beside={}), factors, where=str(adapter))
 
 
 def _contents(adapter: Path) -> dict[str, Any]:

@@ -7,13 +7,18 @@ that started with B = 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from anchorlora.adapters import AdaptedLayer, Anchor, read_adapter
+from anchorlora.adapters import AdaptedLayer, Anchor
+from anchorlora.adapters.files import read_with_whole
+from anchorlora.adapters.weights import Weight, WeightLayer
+from anchorlora.adapters.whole import NO_WHOLE, WholeWeights, module_of
 from anchorlora.devices import type_name
 from anchorlora.embedded import folder as embedded
 from anchorlora.errors import InvalidValue
@@ -21,7 +26,7 @@ from anchorlora.features.files import read_cores, read_origin
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.measurement.directions import Protected, WeightDirections, row_space
 from anchorlora.measurement.drift import Drift, measure
-from anchorlora.measurement.layers import Audited, Block, LayerChange, block_layer, coarser
+from anchorlora.measurement.layers import Audited, Block, LayerChange, block_layer, coarser, weight_layer
 from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer
 from anchorlora.paths import expanded
 from anchorlora.store.adapter_config import WEIGHTS_FILE, read_config
@@ -47,12 +52,20 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
     blocks: dict[str, list[Block]] = {}
     notes: list[str] = []
     earlier: dict[str, list[Factors]] = {}
+    cores = None if ask.cores is None else read_cores(ask.cores)
+    layers: dict[str, LayerChange] = {}
     for name, folder in now.items():
-        old = read_adapter(then[name]) if name in then else None
+        old, old_whole = read_with_whole(then[name]) if name in then else (None, NO_WHOLE)
+        new, new_whole = read_with_whole(folder)
         for layer, factors in (old or {}).items():
             earlier.setdefault(layer, []).append(factors)
-        for layer, block in _blocks(name, old, folder, notes).items():
+        for layer, block in _blocks(name, old, new, folder, notes).items():
             blocks.setdefault(layer, []).append(block)
+        for layer, W0, W in linear_pairs(old_whole, new_whole, cores or ()):
+            core = Protected((cores or {}).pop(layer)).fits(layer, d_in=W.shape[1], d_out=W.shape[0])
+            layers[layer] = LayerChange() if torch.equal(W0, W) else weight_layer(W0, W, core)
+        if unprotected := other_weights(old_whole, new_whole, layers):
+            notes.append(f"whole weights beside the factors differ, and nothing says what they keep: {', '.join(unprotected)}")
     if len(now) > 1:
         more = f", and {len(now) - NAMED} others" if len(now) > NAMED else ""
         notes.append(f"{len(now)} adapters are summed, as when all are active: {', '.join(sorted(now)[:NAMED])}{more}")
@@ -65,21 +78,22 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
             "under protection refuses such an adapter (load it with autocast_adapter_dtype=True)"
         )
     folder = next(iter((then or now).values()))
-    find, protected = _directions(ask, set(blocks), earlier, folder)
+    find, protected = _directions(ask, set(blocks), earlier, folder, cores)
     if ask.cores is not None and _made_with_another(ask.cores, then.values()):
         notes.append(
             f"the cores of {ask.cores} were made with another adapter than {before}, so they protect the features of that "
             "adapter's task"
         )
-    layers = {layer: _block_layer(layer, layer_blocks, find) for layer, layer_blocks in blocks.items()}
+    layers = {layer: _block_layer(layer, layer_blocks, find) for layer, layer_blocks in blocks.items()} | layers
     return AuditResult(
         str(before), str(after), "adapters", protected, type_name(stored), Audited.of(layers), tuple(dict.fromkeys(notes))
     )
 
 
-def _blocks(name: str, old: Mapping[str, Factors] | None, folder: Path, notes: list[str]) -> dict[str, Block]:
+def _blocks(
+    name: str, old: Mapping[str, Factors] | None, new: Mapping[str, Factors], folder: Path, notes: list[str]
+) -> dict[str, Block]:
     """One adapter's blocks by layer."""
-    new = read_adapter(folder)
     if old is None:
         start = read_config(folder).get("init_lora_weights", True)
         if start not in (True, None, "gaussian"):
@@ -125,12 +139,18 @@ def _block_layer(layer: str, blocks: list[Block], find: Find) -> LayerChange:
     return block_layer(blocks, find(layer).fits(layer, d_in=first.A.shape[1], d_out=first.B.shape[0]))
 
 
-def _directions(ask: AuditRequest, layers: set[str], earlier: Mapping[str, list[Factors]], folder: Path) -> tuple[Find, str]:
+def _directions(
+    ask: AuditRequest,
+    layers: set[str],
+    earlier: Mapping[str, list[Factors]],
+    folder: Path,
+    cores: Mapping[str, Subspace] | None,
+) -> tuple[Find, str]:
     if ask.data is not None:
-        cores = cores_of_data(ask.data, before=folder, model=ask.model)
-        return by_layer(cores, layers, str(ask.data)), f"cores made of {ask.data}"
-    if ask.cores is not None:
-        return by_layer(read_cores(ask.cores), layers, str(ask.cores)), f"the cores of {ask.cores}"
+        made = cores_of_data(ask.data, before=folder, model=ask.model)
+        return by_layer(made, layers, str(ask.data)), f"cores made of {ask.data}"
+    if cores is not None:
+        return by_layer(cores, layers, str(ask.cores)), f"the cores of {ask.cores}"
     if ask.weights is not None:
         base = _base_weights(ask.model or read_config(folder).get("base_model_name_or_path"))
         wanted, transposed = WeightDirections(ask.weights), bool(read_config(folder).get("fan_in_fan_out"))
@@ -184,9 +204,29 @@ def compare(before: Path, after: Path, *, cores: Path) -> Drift:
     """
     then, now = artifact_in(before), artifact_in(after)
     refuse_altered(cores)
-    later = read_adapter(now.adapter)
-    earlier = {layer: f.unborn() for layer, f in later.items()} if then.kind == "model" else read_adapter(then.adapter)
-    return measure(Anchor(layers(earlier, later, read_cores(cores))))
+    later, new = read_with_whole(now.adapter)
+    earlier, old = {layer: f.unborn() for layer, f in later.items()}, NO_WHOLE
+    if then.kind != "model":
+        earlier, old = read_with_whole(then.adapter)
+    known = read_cores(cores)
+    beside = [WeightLayer(name, Weight(W), Weight(W0), core=known.pop(name)) for name, W0, W in linear_pairs(old, new, known)]
+    drift = measure(Anchor((*layers(earlier, later, known), *beside)))
+    return replace(drift, unprotected=other_weights(old, new, {layer.name for layer in beside}))
+
+
+def linear_pairs(old: WholeWeights, new: WholeWeights, cores: Collection[str]) -> list[tuple[str, Tensor, Tensor]]:
+    """Return the modules with a core whose whole weight both adapters hold, with that weight before and after."""
+    names = [f"{module}.weight" for module in sorted(cores)]
+    return [
+        (module_of(name), old.tensors[name], new.tensors[name]) for name in names if name in old.tensors.keys() & new.tensors.keys()
+    ]
+
+
+def other_weights(old: WholeWeights, new: WholeWeights, known: Collection[str]) -> tuple[str, ...]:
+    """Return the modules whose whole weights one adapter holds alone, or both and not alike, but for those that are known."""
+    pairs = {name: (old.tensors.get(name), new.tensors.get(name)) for name in old.tensors.keys() | new.tensors.keys()}
+    moved = {module_of(name) for name, (W0, W) in pairs.items() if W0 is None or W is None or not torch.equal(W0, W)}
+    return tuple(sorted(moved - set(known)))
 
 
 def layers(before: Mapping[str, Factors], after: Mapping[str, Factors], cores: Mapping[str, Subspace]) -> tuple[AdaptedLayer, ...]:

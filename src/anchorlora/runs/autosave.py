@@ -102,7 +102,8 @@ class Autosave(Stopping):
         self.saved = time.monotonic()
         number = state.result.number
         with self.directory.checkpoint(number).write_trained(state.result) as folder:
-            write_adapter(folder / ADAPTER, state.factors, base=self.base, fan_in_fan_out=state.fan_in_fan_out)
+            transposed, whole = state.fan_in_fan_out, state.whole
+            write_adapter(folder / ADAPTER, state.factors, base=self.base, fan_in_fan_out=transposed, whole=whole)
             write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()})
             write_boundary(folder, state)
         super().on_task_trained(state)

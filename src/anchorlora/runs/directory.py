@@ -122,7 +122,7 @@ class RunDirectory(RunFolder):
         number, task = state.result.number, state.result.task
         result = SavedResult.of(state.result, self.trace)
         with new_folder(self.task(number, task).path, check=self.check) as folder:
-            write_adapter(folder / ADAPTER, state.factors, base=base, fan_in_fan_out=state.fan_in_fan_out)
+            write_adapter(folder / ADAPTER, state.factors, base=base, fan_in_fan_out=state.fan_in_fan_out, whole=state.whole)
             write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()})
             write_lines(folder / PREDICTIONS_FILE, predictions(state))
         with sealed_folder(self.state(number), beside=self._beside(number, task), check=self.check) as folder:
@@ -142,7 +142,7 @@ class RunDirectory(RunFolder):
             read_boundary(past, self.state(result.number), self.task(result.number, result.task).cores, result.layers)
         point = ResumePoint(past)
         if done:
-            factors = read_adapter(self.task(done[-1].number, done[-1].task).adapter)
+            factors = read_adapter(self.task(done[-1].number, done[-1].task).adapter, beside={})
             point = replace(point, factors=factors, stack=read_tensors(self.state(done[-1].number) / STACK))
         if number > len(order):
             return point, traced
@@ -151,7 +151,7 @@ class RunDirectory(RunFolder):
             result, answers = trained
             folder = checkpoint.trained
             read_boundary(past, folder, folder / CORES_FILE, result.layers)
-            factors, stack = read_adapter(folder / ADAPTER), read_tensors(folder / STACK)
+            factors, stack = read_adapter(folder / ADAPTER, beside={}), read_tensors(folder / STACK)
             return ResumePoint(past, factors, stack, untested=result, texts=answers.texts), result.trace.size
         if progress := checkpoint.read_progress(number, tell):
             return replace(point, progress=progress), checkpoint.trace_size(progress.step)

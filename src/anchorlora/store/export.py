@@ -85,6 +85,7 @@ class Export(FilePart):
     scale: float = 1.0  # what the last task's change was multiplied by; an adapter without a run is one change
     error: float  # over all layers: sqrt(sum |error|^2 / sum |s B A|^2)
     layers: list[ExportedLayer]  # each adapted layer
+    whole: list[str] = Field(default_factory=list)  # modules whose whole weights come with the adapter, unchanged
     protection: ExportedProtection | None  # exportedProtection before and after; null if the source has no cores
     logits: Logits | None  # differences of the logits; null if they were not compared
     source: Source  # what was exported

@@ -330,7 +330,7 @@ def _cores(
 def targets_of(request: SkillRequest, session: Session) -> Any:
     """Return the modules to adapt: those of the old adapter, those that were asked for, or all linear layers."""
     if request.adapter is not None:
-        return sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter)})
+        return sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter, beside={})})
     return request.targets or ALL_LINEAR
 
 

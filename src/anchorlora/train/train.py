@@ -395,7 +395,7 @@ def _refuse_early(request: SkillRequest, method: Method) -> None:
 def _recipe(request: SkillRequest, folder: Path, method: Method, facts: Mapping[str, Any]) -> Recipe:
     rank = alpha = None
     if method.plan.family == "shared" and request.adapter is not None:
-        factors = read_adapter(request.adapter)
+        factors = read_adapter(request.adapter, beside={})
         rank = max(f.rank for f in factors.values())
         alpha = next(iter(factors.values())).scale * rank
     targets = facts["targets"]

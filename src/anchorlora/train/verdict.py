@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from anchorlora.adapters.files import read_with_whole
 from anchorlora.data import LOSS
 from anchorlora.data.metrics import TOKEN_ACCURACY
 from anchorlora.data.rendering import SPLIT
@@ -107,6 +108,7 @@ class Verdict:
     unprotected: Twin | None = None
     adapter: str
     rank: int
+    whole: list[str] = field(default_factory=list)  # what comes with the adapter as it was before, and did not train
     serve: str  # the command that serves the adapter, or what to do where no server takes it
     train_seconds: float
     sentences: list[str] = field(default_factory=list)
@@ -163,6 +165,7 @@ def verdict_of(
         unprotected=twin,
         adapter=str(adapter),
         rank=rank_of(adapter),
+        whole=read_with_whole(adapter)[1].modules,
         serve=serving(adapter, request),
         train_seconds=sum(record.cost.train_seconds),
     )
@@ -234,6 +237,8 @@ def sentences(verdict: Verdict) -> list[str]:
         lines.append(_unprotected(verdict.title, twin.skill))
         lines += [_unprotected(titles[name], now) for name, now in twin.kept.items()]
     lines += _protected(verdict.protection)
+    if verdict.whole:
+        lines.append(f"whole weights: {', '.join(verdict.whole)} came with the old adapter, did not train, and are saved again")
     if verdict.budget is not None:
         lines += _budgeted(verdict, verdict.budget)
     if verdict.cut:
