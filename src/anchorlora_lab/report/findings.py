@@ -96,7 +96,9 @@ def findings_of(study: Study) -> Findings:
 def _of_sequences(study: Study) -> Findings:
     runs, grid = study.runs, Grid.of(study.runs)
     learned = _ranked(study)
-    protection, forgetting = _protection(runs), _forgetting(runs)
+    asked = study.layout.reference if study.layout.reference in grid.methods else None
+    plain = asked or unprotected_of(runs)
+    protection, forgetting = _protection(runs), _forgetting(runs, plain)
     if not learned:
         what = "No method can be ranked: each lacks runs, or learned no more than the majority label."
         return Findings(what, tuple(filter(None, (protection, forgetting))), tuple(_missing(study, {})))
@@ -114,8 +116,6 @@ def _of_sequences(study: Study) -> Findings:
     if close:
         verdict.append(f"{'; ' if apart else ', but '}{_names(close, 3)} may be as good")
     verdict.append(". ")
-    asked = study.layout.reference if study.layout.reference in grid.methods else None
-    plain = asked or unprotected_of(runs)
     if plain and plain != top and (lost := _fm(grid.of_method(plain))) is not None and (mine := _fm(learned[top])) is not None:
         without = f"With {asked}" if asked else f"Without protection ({plain})"
         verdict.append(f"{without}, earlier tasks lose {lost:.1f} points; with {top}, {mine:.1f}.")
@@ -219,13 +219,13 @@ def _boundaries(runs: Sequence[Run]) -> Boundaries:
     return Boundaries(runs[0].method, promises_response(runs[0]), sum(kept), len(kept), _rho(runs))
 
 
-def _forgetting(runs: Sequence[Run]) -> Card | None:
-    """What methods forget of earlier tasks, beside the unprotected one."""
+def _forgetting(runs: Sequence[Run], plain: str | None) -> Card | None:
+    """What methods forget of earlier tasks, beside the unprotected one or the reference."""
     facts = {method: fact for method, mine in by_method(runs).items() if (fact := _level(mine, "FM"))}
     lost = {method: fact.mean for method, fact in facts.items()}
     if not lost:
         return None
-    plain, least = unprotected_of(runs), min(lost, key=lambda m: lost[m])
+    least = min(lost, key=lambda m: lost[m])
 
     def told(method: str) -> str:
         interval = facts[method].interval

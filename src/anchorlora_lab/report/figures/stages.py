@@ -16,6 +16,7 @@ from anchorlora_lab.report.records import FAMILIES, Run, by_method, mean, mean_o
 from anchorlora_lab.report.tables.references import PLAIN, References
 
 WIDTH = 8.2  # inches; 800 pixels at the size of a page's column
+FITTING = 96  # letters of a legend that fit one line
 OWN = 3  # methods of the user's own in the first figure
 NUMBERED = 8  # tasks that leave room for a number in each cell
 
@@ -58,8 +59,8 @@ def task_by_task(runs: Sequence[Run], looks: Looks, reference: str | None = None
             sides = [list(side) for side in zip(*reach, strict=True)]
             places, middle = [stage + shift for stage in stages], [mean(each) for each in values]
             at.errorbar(places, middle, yerr=sides, label=_words(method, same, roles[method]), **style)
-            near = any(abs(other - end) < 8 for name, other in last.items() if name != method)
-            up = 0 if not near else 6 if end == max(last.values()) else -6
+            near = [(other, name) for name, other in last.items() if abs(other - end) < 8]
+            up = 6 * sum((end, method) > each for each in near) - 6 * sum((end, method) < each for each in near)
             told = {"textcoords": "offset points", "va": "center", "color": look.color, "fontsize": 9}
             at.annotate(f"{end:.0f}", (len(order) + 0.25, end), xytext=(4, up), **told)
         if task in level:
@@ -72,7 +73,8 @@ def task_by_task(runs: Sequence[Run], looks: Looks, reference: str | None = None
     axes[0].set_ylabel("accuracy on the task, %")
     figure.supxlabel("tasks trained so far", fontsize="medium")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 3), frameon=False)
+    columns = len(labels) if sum(map(len, labels)) < FITTING else 2
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
     return figure
 
 
@@ -148,7 +150,7 @@ def heat_maps(runs: Sequence[Run], looks: Looks) -> Figure:
     at.set_yticks(
         [-(row * (size + 1.6)) - i - 0.5 for row in range(down) for i in range(size)],
         [plain(task, 14) for task in tasks] * down,
-        fontsize=7 if size <= 15 else 4,
+        fontsize=7,
     )
     at.set_xticks(
         [column * (size + 1) + stage + 0.5 for column in range(across) for stage in range(size)],
