@@ -59,3 +59,49 @@ def test_every_page_says_how_to_get_a_search():
     assert re.search(
         r"^copyright: .* no search\. .*http\.server -d build/site", (API.parents[1] / "mkdocs.yml").read_text(), flags=re.M
     )
+
+
+DARK = "#1e2129"  # the page in Material's dark scheme
+
+
+def contrast(one, other):
+    """The ratio of two colors (#rgb or #rrggbb, the first with alpha perhaps) by WCAG 2."""
+
+    def parts(color):
+        digits = color.removeprefix("#")
+        digits = "".join(2 * digit for digit in digits) if len(digits) < 6 else digits
+        return [int(digits[i : i + 2], 16) / 255 for i in range(0, len(digits), 2)]
+
+    def light(color):
+        linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in color]
+        return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    (*front, alpha), back = (*parts(one), 1.0)[:4], parts(other)
+    low, high = sorted(light(each) for each in ([a * alpha + b * (1 - alpha) for a, b in zip(front, back, strict=True)], back))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_words_stand_out_in_both_schemes():
+    css = (API.parent / "site.css").read_text()
+    rules = dict(re.findall(r"data-md-color-scheme=\"(\w+)\"[^{]*\{([^}]*--md[^}]*)\}", css))
+    assert rules.keys() == {"default", "slate"}
+    for scheme, page in (("default", "#fff"), ("slate", DARK)):
+        for name, color in re.findall(r"(--[\w-]+): (#\w+)", rules[scheme]):
+            assert contrast(color, page) >= 4.5, (scheme, name)
+    style = (API.parents[1] / "src/anchorlora/pages/templates/style.css.j2").read_text()
+    for part in (style.partition("@media")[0], style.partition("@media")[2].partition("} }")[0]):
+        color = dict(re.findall(r"--(\w+): (#\w+)", part))
+        for name in ("text", "soft", "link"):
+            assert min(contrast(color[name], color[on]) for on in ("page", "panel")) >= 4.5, name
+
+
+def test_letters_of_the_figures_have_nine_pixels_at_the_size_that_a_phone_shows():
+    """A figure is shown at its own size there, and scrolls."""
+    assert ".md-typeset p > img { max-width: none; }" in (API.parent / "site.css").read_text()
+    for figure in (API.parent / "figures").glob("*.svg"):
+        text = figure.read_text()
+        shown, unit, drawn = re.search(r'<svg[^>]* width="([\d.]+)(pt|px|)"[^>]* viewBox="0 0 ([\d.]+)', text).groups()
+        scale = float(shown) * (4 / 3 if unit == "pt" else 1) / float(drawn)
+        sizes = [float(size) for size in re.findall(r"font(?:-size)?: ?([\d.]+)px", text)]
+        assert sizes, figure
+        assert min(sizes) * scale >= 9, figure

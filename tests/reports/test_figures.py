@@ -8,6 +8,7 @@ import matplotlib.colors
 import matplotlib.image
 import pytest
 from matplotlib.collections import PolyCollection
+from matplotlib.text import Text
 
 import records
 from anchorlora import METHODS
@@ -60,8 +61,10 @@ def test_every_method_is_named_in_the_panel_of_its_family(name, whole):
 @pytest.mark.parametrize("name", OF_ONE_STUDY)
 def test_a_figure_is_the_same_bytes_again_and_large_enough(name, three, traces, tmp_path):
     runs = traces if name == "trajectories" else three
-    first, again = (as_png(FIGURES[name].draw(runs, looks_of(runs))) for _ in range(2))
+    figures = [FIGURES[name].draw(runs, looks_of(runs)) for _ in range(2)]
+    first, again = map(as_png, figures)
     assert first == again
+    assert min(text.get_fontsize() for text in figures[0].findobj(Text) if text.get_text()) > 6.75  # points: 9 pixels on a phone
     (tmp_path / "f.png").write_bytes(first)
     height, width, _ = matplotlib.image.imread(tmp_path / "f.png").shape
     assert height > 300

@@ -13,6 +13,7 @@ from anchorlora.scores import Scores
 from anchorlora.store.record import Record
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.findings import findings_of
+from anchorlora_lab.report.layout import Layout
 from anchorlora_lab.report.page import write_report
 from anchorlora_lab.report.records import find_runs
 
@@ -154,7 +155,23 @@ def test_advice_names_a_method_for_each_kind_of_adapter_and_for_exact_protection
     first, second, third = told.advice[:3]
     assert first.startswith("One adapter that keeps its size, without old examples: take lwf (85.")
     assert second.startswith("A new block for each task: take o-lora-hard (71.9 %")
-    assert third == "If protected directions must not move at all, use sfor (74.9 %), which costs 10.1 points."
+    assert third == "If protected directions must not move at all: use sfor (74.9 %), which costs 10.1 points."
+
+
+def test_no_method_is_advised_where_intervals_overlap(tmp_path):
+    levels = {"lwf": 80.2, "sfor": 80.0, "seq-lora": 60.0, "o-lora-hard": 80.1, "o-lora-bsr": 80.0}
+    told = found(tmp_path, *grid_of(levels, noise=6.0))
+    ranked = [each for each in told.advice if any(method in each for method in levels)]
+    assert len(ranked) == 2
+    assert all("these runs do not decide between" in each and "take" not in each and "use" not in each for each in ranked)
+    assert "lwf and sfor" in ranked[0]
+
+
+def test_the_reference_stands_in_place_of_the_unprotected_method(tmp_path):
+    (study,) = studies_of(find_runs([made.save(tmp_path / "runs", *grid_of({"sfor": 80.0, "lwf": 70.0, "seq-lora": 60.0}))]))
+    told = findings_of(replace(study, layout=Layout(reference="lwf")))
+    assert "With lwf, earlier tasks lose" in told.verdict
+    assert "Without protection" not in told.verdict
 
 
 def test_blocks_folded_into_one_adapter_keep_its_size(tmp_path, monkeypatch):

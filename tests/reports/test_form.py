@@ -96,7 +96,7 @@ def test_latex_has_a_caption_a_label_and_the_papers_groups_in_their_order(tmp_pa
         *("Cumulative adapter: matched block growth", "o-lora-hard"),
         *("Other rehearsal-free references", "seq-lora"),
         *("Replay reference: historical examples available", "replay"),
-        *("Methods that the paper does not have", "mine"),
+        *("Other methods", "mine"),
     ]
     assert r"\label{tab:a-b}" in writers.latex(Table("a b", "T", (Column("x"),), ((1,),)))
 

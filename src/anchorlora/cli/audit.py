@@ -13,7 +13,6 @@ from anchorlora.cli.console import example, fitted, out, print_json
 from anchorlora.errors import Failed
 
 NUMBERS = {"d_eff": "|ΔW|", "rho": "rho", "bound": "tolerance", "chance": "chance"}
-VERDICTS = {True: "preserved", False: "violated", None: "unknown"}
 PROTECTED = ("preserved", "unmoved")
 
 
@@ -72,6 +71,8 @@ def audit(
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of the audit as text."""
+    from anchorlora.pages.audit import verdict_on
+
     for name in ("before", "after", "protected", "storage"):
         yield f"{name:10} {found[name]}"
     overall, layers = found["overall"], found["layers"]
@@ -87,7 +88,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield fitted(headings, table)
     yield ""
     table = [
-        [*LABELS[name], short(each["value"]), short(each["bound"]), VERDICTS[each["preserved"]]]
+        [*LABELS[name], short(each["value"]), short(each["bound"]), verdict_on(each, overall)]
         for name, each in overall["conditions"].items()
     ]
     if overall["left"] and overall["left"]["rho"] is not None:

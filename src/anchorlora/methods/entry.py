@@ -11,7 +11,7 @@ SHARED = "Shared adapter: fixed total rank"  # groups of the paper's main table,
 CUMULATIVE = "Cumulative adapter: matched block growth"
 REFERENCE = "Other rehearsal-free references"
 REPLAY = "Replay reference: historical examples available"
-OUTSIDE = "Methods that the paper does not have"
+OUTSIDE = "Other methods"
 GROUPS = (SHARED, CUMULATIVE, REFERENCE, REPLAY, OUTSIDE)
 
 EXAMPLES, ROWS, NOTHING = (  # what is there at the end of each task

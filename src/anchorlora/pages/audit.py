@@ -15,7 +15,6 @@ MEANINGS = {
     "response": ("|ΔW V| / |ΔW|, called ρ", "How much of the layer's change lies on the protected directions?"),
 }
 LABELS = {"delta_b": "ΔB A₀ V"}  # where it is not the name
-VERDICTS = {True: "preserved", False: "violated", None: "unknown"}
 KINDS = {
     "learned anchor": "a block that had been trained before (B was not zero)",
     "zero-output block": "a new block that had no effect at first (B was zero)",
@@ -24,6 +23,13 @@ KINDS = {
     "mixed": "several kinds of blocks",
     "unmoved": "nothing moved",
 }
+
+
+def verdict_on(condition: Mapping[str, Any], overall: Mapping[str, Any]) -> str:
+    """Return the verdict on a condition in words: one that does not hold where the change is preserved is not claimed."""
+    if condition["preserved"] is False:
+        return "not claimed" if overall["status"] == "preserved" else "violated"
+    return "preserved" if condition["preserved"] else "unknown"
 
 
 def write_audit(found: Mapping[str, Any], path: Path) -> None:
@@ -36,7 +42,7 @@ def render(found: Mapping[str, Any]) -> str:
     environment = escaping()
     environment.filters |= {"number": number, "percent": percent}
     page = environment.get_template("audit.html.j2")
-    return page.render(found=found, meanings=MEANINGS, labels=LABELS, verdicts=VERDICTS, kinds=KINDS, widest=_widest(found))
+    return page.render(found=found, meanings=MEANINGS, labels=LABELS, verdict_on=verdict_on, kinds=KINDS, widest=_widest(found))
 
 
 def number(value: float | None) -> str:

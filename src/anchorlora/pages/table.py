@@ -11,6 +11,7 @@ from anchorlora.pages.labels import file_name
 from anchorlora.text import visible
 
 DAGGER = "†"
+GROUP = "group"  # the heading of the column of `Table.groups`, which LaTeX writes as lines
 Value = str | float | int | None  # what stands in one cell
 Better = Literal["higher", "lower"]
 
@@ -119,6 +120,16 @@ class Table:
         """
         there = len(self.rows)
         return replace(self, rows=(*self.rows, *rows), partial=self.partial | frozenset(range(there, there + len(rows))))
+
+    def arranged(self, rows: Sequence[int]) -> Table:
+        """Return the table with its rows in another order, without groups.
+
+        Args:
+            rows: Row numbers (0-based), each once.
+        """
+        place = {old: new for new, old in enumerate(rows)}
+        partial, unlearned = frozenset(place[i] for i in self.partial), frozenset((place[i], name) for i, name in self.unlearned)
+        return replace(self, rows=tuple(self.rows[i] for i in rows), partial=partial, unlearned=unlearned, groups=())
 
     def ours(self) -> Table:
         """Return the table without the paper's values and what its note says of them."""

@@ -2,31 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from anchorlora.cli.console import example, out, titled
+from anchorlora.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from anchorlora_lab.report.layout import Spread
 
 
 @click.command(epilog=example("anchorlora report runs/grid --out runs/report"))
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for the report.")
 @click.option("--printed/--no-printed", default=True, help="Show the paper's values next to ours, where they are comparable.")
-def report(folders: tuple[Path, ...], to: Path, printed: bool) -> None:
+@click.option(
+    "--columns",
+    metavar="NAMES",
+    help="Columns of the table of scores, comma-separated: AA, LA, BWT, FM, rho, seconds, MB, or tasks.",
+)
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="HEADING=METHODS",
+    help="A group of rows, such as 'Ours=mine,mine-2'; may be repeated. Other methods come after them.",
+)
+@click.option(
+    "--reference", metavar="METHOD", help="Compare all methods with this one, instead of by the catalog's and the paper's pairs."
+)
+@click.option(
+    "--spread",
+    type=click.Choice(["none", "sd", "interval"]),
+    help="What stands next to each mean.  [default: sd for a single order, and the interval of AA]",
+)
+def report(
+    folders: tuple[Path, ...],
+    to: Path,
+    printed: bool,
+    columns: str | None,
+    groups: tuple[str, ...],
+    reference: str | None,
+    spread: Spread | None,
+) -> None:
     """Make tables, figures, and an HTML page from finished runs.
 
     FOLDERS are run directories, or folders that hold them. Tables are written as text, Markdown, LaTeX, and CSV, figures
     as PNG, PDF, and SVG. Runs are grouped by recipe, base model, and tasks; mechanism traces are reported separately. Runs that
     cannot share a table are refused. Runs of single tasks, and of the base model (learning rate 0), give rows beneath the scores.
     """
+    from anchorlora.cli.parsing import listed
+    from anchorlora_lab.report.layout import Layout
     from anchorlora_lab.report.page import write_report
     from anchorlora_lab.report.records import find_runs
 
+    layout = Layout(tuple(listed(columns)) if columns is not None else (), _groups(groups), reference, spread)
     runs = find_runs(folders)
-    made = write_report(runs, to, printed=printed)
+    made = write_report(runs, to, printed=printed, layout=layout)
     for chapter in made.chapters:
         out.print(f"{chapter.title}\n")
         for table in chapter.main:
             out.print(titled(table))
     out.print(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}; tables and figures in {to}, page: {made.page}")
+
+
+def _groups(words: Sequence[str]) -> dict[str, list[str]]:
+    """The methods of each HEADING=METHODS."""
+    from anchorlora.cli.parsing import listed
+
+    groups: dict[str, list[str]] = {}
+    for word in words:
+        heading, equals, methods = word.partition("=")
+        if not (heading.strip() and equals) or heading.strip() in groups:
+            raise InvalidValue(f"--group takes a heading of its own and methods, 'Ours=mine,mine-2', not {word!r:.80}")
+        groups[heading.strip()] = listed(methods)
+    return groups

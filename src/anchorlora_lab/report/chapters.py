@@ -106,8 +106,8 @@ def _sequence(study: Study) -> Chapter:
     components = {"shared": shared_components, "cumulative": cumulative_components}
     has_drift = all(run.record.drift for run in runs)
     has_labels = any(rate is not None for run in runs for row in run.record.invalid for rate in row)
-    by_order = order_table(runs, others) if not grid.one_order or paper_order(grid.orders[0]) else None
-    scores = (main_table(runs, others), complete_table(runs, others), by_order)
+    by_order = order_table(runs, others, study.layout) if not grid.one_order or paper_order(grid.orders[0]) else None
+    scores = (main_table(runs, others, study.layout), complete_table(runs, others, study.layout), by_order)
     paths = any(methods_with_paths(runs, family) for family in FAMILIES)
     parts = (
         _section(
@@ -119,7 +119,10 @@ def _sequence(study: Study) -> Chapter:
         _section(
             "Paired differences",
             PAIRS,
-            (comparison_table(runs), *((paired_table(runs), learning_table(runs)) if pairs_of(runs) else ())),
+            (
+                comparison_table(runs, study.layout.reference),
+                *((paired_table(runs), learning_table(runs)) if pairs_of(runs) else ()),
+            ),
         ),
         _section(
             "Components",

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from anchorlora.errors import InvalidValue
 from anchorlora.pages.labels import file_name, model_label, tasks_in
 from anchorlora.store.record import Record
+from anchorlora_lab.report.layout import AS_IS, Layout
 from anchorlora_lab.report.records import Run, by_method
 
 COMPARED = ("recipe", "base_model", "protocol")
@@ -163,6 +164,7 @@ class Study:
     runs: tuple[Run, ...]
     prefix: str = ""  # what the names of its files begin with, if a report has several studies of a kind
     others: tuple[Run, ...] = ()
+    layout: Layout = AS_IS
 
     @property
     def title(self) -> str:

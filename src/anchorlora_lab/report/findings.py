@@ -8,17 +8,18 @@ that is corrected alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from anchorlora_lab.report.comparability import Study
 from anchorlora_lab.report.figures.stages import protected_of, unprotected_of
 from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.layout import value_of
 from anchorlora_lab.report.paired_tests import paired_tests
 from anchorlora_lab.report.records import Run, by_method, mean, mean_of
 from anchorlora_lab.report.tables.references import References
-from anchorlora_lab.report.tables.scores import interval_over_examples, interval_over_runs, score, unlearned
+from anchorlora_lab.report.tables.scores import interval_over_examples, interval_over_runs, unlearned
 
 State = Literal["good", "bad", "even", ""]
 Over = Literal["runs", "examples"]
@@ -95,7 +96,9 @@ def findings_of(study: Study) -> Findings:
 def _of_sequences(study: Study) -> Findings:
     runs, grid = study.runs, Grid.of(study.runs)
     learned = _ranked(study)
-    protection, forgetting = _protection(runs), _forgetting(runs)
+    asked = study.layout.reference if study.layout.reference in grid.methods else None
+    plain = asked or unprotected_of(runs)
+    protection, forgetting = _protection(runs), _forgetting(runs, plain)
     if not learned:
         what = "No method can be ranked: each lacks runs, or learned no more than the majority label."
         return Findings(what, tuple(filter(None, (protection, forgetting))), tuple(_missing(study, {})))
@@ -113,9 +116,9 @@ def _of_sequences(study: Study) -> Findings:
     if close:
         verdict.append(f"{'; ' if apart else ', but '}{_names(close, 3)} may be as good")
     verdict.append(". ")
-    plain = unprotected_of(runs)
     if plain and plain != top and (lost := _fm(grid.of_method(plain))) is not None and (mine := _fm(learned[top])) is not None:
-        verdict.append(f"Without protection ({plain}), earlier tasks lose {lost:.1f} points; with {top}, {mine:.1f}.")
+        without = f"With {asked}" if asked else f"Without protection ({plain})"
+        verdict.append(f"{without}, earlier tasks lose {lost:.1f} points; with {top}, {mine:.1f}.")
     elif (mine := _fm(learned[top])) is not None:
         verdict.append(f"Earlier tasks lose {mine:.1f} points.")
     advice = (*_choices(learned, told), *_missing(study, told))
@@ -148,7 +151,7 @@ def _differences(top: str, ranked: dict[str, list[Run]]) -> list[Difference]:
 
 def _level(runs: Sequence[Run], name: str = "AA") -> Level | None:
     """A score of a method, with its interval over runs or, of too few, over examples; None where it is undefined."""
-    known = [(run.seed, value) for run in runs if (value := score(run, name)) is not None]
+    known = [(run.seed, value) for run in runs if (value := value_of(run, name)) is not None]
     if not known:
         return None
     over_runs, over_examples = interval_over_runs(runs, name=name), interval_over_examples(runs) if name == "AA" else None
@@ -216,13 +219,13 @@ def _boundaries(runs: Sequence[Run]) -> Boundaries:
     return Boundaries(runs[0].method, promises_response(runs[0]), sum(kept), len(kept), _rho(runs))
 
 
-def _forgetting(runs: Sequence[Run]) -> Card | None:
-    """What methods forget of earlier tasks, beside the unprotected one."""
+def _forgetting(runs: Sequence[Run], plain: str | None) -> Card | None:
+    """What methods forget of earlier tasks, beside the unprotected one or the reference."""
     facts = {method: fact for method, mine in by_method(runs).items() if (fact := _level(mine, "FM"))}
     lost = {method: fact.mean for method, fact in facts.items()}
     if not lost:
         return None
-    plain, least = unprotected_of(runs), min(lost, key=lambda m: lost[m])
+    least = min(lost, key=lambda m: lost[m])
 
     def told(method: str) -> str:
         interval = facts[method].interval
@@ -237,31 +240,34 @@ def _forgetting(runs: Sequence[Run]) -> Card | None:
 
 
 def _choices(ranked: dict[str, list[Run]], told: dict[str, bool | None]) -> list[str]:
-    """Which method to take when, from the measured rows: for each kind of adapter, and where protection must be exact."""
+    """Which method to take when: for each kind of adapter, and where protection must be exact; none where intervals overlap."""
     if not told:
         return []
     said, top = [], next(iter(ranked))
     every = [run for mine in ranked.values() for run in mine]
     for kind in KINDS:
         names = [method for method in ranked if _kind(ranked[method][0]) == kind]
-        if not names:
-            continue
-        first = next((m for m in names if not ranked[m][0].record.method.rehearses), names[0])
         if len(names) > 1:
-            others = _differences(
-                first, {name: ranked[name] for name in (first, *names) if _aa(ranked[name]) <= _aa(ranked[first])}
-            )
-            close = [each.other for each in others if each.shown is not True]
-            as_good = f"; {_names(close, 3)} may be as good" if close else ""
-            said.append(f"{kind}: take {first} ({_aa(ranked[first]):.1f} %, {_lost(ranked[first])}){as_good}.")
+            first = next((m for m in names if not ranked[m][0].record.method.rehearses), names[0])
+            close = _as_good(first, [name for name in names if _aa(ranked[name]) <= _aa(ranked[first])], ranked)
+            take = f"take {first} ({_aa(ranked[first]):.1f} %, {_lost(ranked[first])})"
+            said.append(f"{kind}: {UNDECIDED.format(_names([first, *close], 4)) if close else take}.")
     exact = [method for method in protected_of(every) if method in ranked]
     if exact and exact[0] != top:
-        may = told[exact[0]] is not True
-        what = (
-            "which may be as good as the highest" if may else f"which costs {_aa(ranked[top]) - _aa(ranked[exact[0]]):.1f} points"
-        )
-        said.append(f"If protected directions must not move at all, use {exact[0]} ({_aa(ranked[exact[0]]):.1f} %), {what}.")
+        close, level = _as_good(exact[0], exact, ranked), _aa(ranked[exact[0]])
+        costs = f", which costs {_aa(ranked[top]) - level:.1f} points" if told[exact[0]] else ""
+        use = UNDECIDED.format(_names([exact[0], *close], 4)) if close else f"use {exact[0]} ({level:.1f} %){costs}"
+        said.append(f"If protected directions must not move at all: {use}.")
     return said
+
+
+UNDECIDED = "these runs do not decide between {}"
+
+
+def _as_good(first: str, names: Sequence[str], ranked: Mapping[str, list[Run]]) -> list[str]:
+    """The methods that these runs do not show to be lower than the first."""
+    others = _differences(first, {name: ranked[name] for name in (first, *names)})
+    return [each.other for each in others if each.shown is not True]
 
 
 KINDS = ("One adapter that keeps its size, without old examples", "A new block for each task")

@@ -6,7 +6,7 @@ import base64
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +20,7 @@ from anchorlora_lab.report.chapters import Chapter, chapters_of
 from anchorlora_lab.report.comparability import Study, studies_of
 from anchorlora_lab.report.figures import FIGURES, Looks, as_bytes, looks_of
 from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.layout import AS_IS, Layout
 from anchorlora_lab.report.records import Run, by_method
 from anchorlora_lab.report.writers import WRITERS
 
@@ -55,7 +56,7 @@ class Report:
     page: Path
 
 
-def write_report(runs: Sequence[Run], to: Path, *, printed: bool = True) -> Report:
+def write_report(runs: Sequence[Run], to: Path, *, printed: bool = True, layout: Layout = AS_IS) -> Report:
     """Write every table in four formats, every figure as PNG, PDF and SVG, index.html, and findings.json.
 
     Tables go to tables/ (NAME.txt, .md, .tex, .csv), figures to figures/ (NAME.png, .pdf, .svg). The same runs give the same bytes.
@@ -66,12 +67,14 @@ def write_report(runs: Sequence[Run], to: Path, *, printed: bool = True) -> Repo
         runs: Finished runs, as `find_runs` returns them.
         to: The folder to write into; existing files of the same names are replaced.
         printed: Whether the paper's values stand beside ours, where they may.
+        layout: Columns, groups, reference, and spread of the tables of scores.
 
     Returns:
         The chapters, with their tables, and the path of the page.
 
     Raises:
         InvalidValue: If runs of one study differ in what they must share; nothing is written then.
+        UnknownName: If the layout names a column or a method that the runs do not have.
 
     Example:
         >>> import json
@@ -94,7 +97,8 @@ def write_report(runs: Sequence[Run], to: Path, *, printed: bool = True) -> Repo
         >>> [column.heading for column in main.columns], main.rows
         (['method', 'runs', 'AA', 'BWT', 'FM'], (('seq-lora', '1 of 1', 88.0, None, None),))
     """
-    chapters = chapters_of(studies_of(runs))
+    layout.refuse_unknown(runs)
+    chapters = chapters_of([replace(study, layout=layout) for study in studies_of(runs)])
     chapters = chapters if printed else [chapter.with_tables(Table.ours) for chapter in chapters]
     tables, pictures = all_tables(chapters), all_pictures(chapters, looks_of(runs), forms=("svg", *FILES))
     page = render(chapters, pictures, to=to)
@@ -134,7 +138,9 @@ def all_pictures(chapters: Sequence[Chapter], looks: Looks, *, forms: Sequence[s
         for name in (name for section in chapter.sections for name in section.figures):
             runs, prefix = (chapter.study.runs, chapter.study.prefix) if chapter.study else (chapter.spanned, "")
             drawing = FIGURES[name]
-            found = as_bytes(drawing.draw(runs, looks), forms)
+            reference = chapter.study.layout.reference if chapter.study else None
+            figure = drawing.draw(runs, looks, reference) if drawing.compares else drawing.draw(runs, looks)
+            found = as_bytes(figure, forms)
             out[number, name] = Picture(prefix + name, drawing.alt, found)
     return out
 

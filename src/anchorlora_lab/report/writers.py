@@ -10,7 +10,7 @@ from io import StringIO
 from tabulate import tabulate
 
 from anchorlora.pages.labels import file_name
-from anchorlora.pages.table import Table, Value
+from anchorlora.pages.table import GROUP, Table, Value
 from anchorlora.text import visible
 
 LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
@@ -80,6 +80,7 @@ def latex(table: Table) -> str:
     Args:
         table: The table.
     """
+    table = table.without(GROUP)
     before, *lines, after = _grid(table, "latex_raw", _in_latex).splitlines()
     top, heading, middle, *rows, bottom = lines
     assert top == middle == bottom == r"\hline"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
@@ -18,20 +18,22 @@ from anchorlora_lab.report.figures.mechanism import (
 from anchorlora_lab.report.figures.scores import accuracy_against_forgetting, accuracy_by_stage, one_base_model_against_another
 from anchorlora_lab.report.figures.stages import heat_maps, task_by_task
 from anchorlora_lab.report.figures.style import Look, Looks, as_bytes, as_png, looks_of
-from anchorlora_lab.report.records import Run
 
 
 @dataclass(frozen=True)
 class Drawing:
     """A kind of figure."""
 
-    draw: Callable[[Sequence[Run], Looks], Figure]  # draws it from runs and the looks of methods
-    alt: str  # A sentence on what it shows
+    draw: Callable[..., Figure]  # draws it from runs and the looks of methods
+    alt: str  # a sentence on what it shows
+    compares: bool = False  # whether `draw` also takes the method that others are compared with
 
 
 FIGURES = {
     "stages": Drawing(
-        task_by_task, "Accuracy of every task from when it was learned to the end, without protection and with it, one panel a task"
+        task_by_task,
+        "Accuracy of every task from when it was learned to the end, without protection and with it, one panel a task",
+        compares=True,
     ),
     "accuracy": Drawing(accuracy_by_stage, "Mean accuracy on all tasks so far, after each task, by method"),
     "aa-fm": Drawing(accuracy_against_forgetting, "Final accuracy against forgetting, one mark per method"),

@@ -9,10 +9,11 @@ from matplotlib.figure import Figure
 
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.figures.style import Looks, named, panels, plain
+from anchorlora_lab.report.layout import value_of
 from anchorlora_lab.report.paired_tests import mean_interval
 from anchorlora_lab.report.records import Run, by_method, deviation, families_of, mean, mean_of
 from anchorlora_lab.report.tables.base_models import runs_by_base_model
-from anchorlora_lab.report.tables.scores import interval_over_examples, score
+from anchorlora_lab.report.tables.scores import interval_over_examples
 
 
 def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
@@ -75,7 +76,7 @@ def one_base_model_against_another(runs: Sequence[Run], looks: Looks) -> Figure:
         across, up = by_method(ours), by_method(theirs)
         for at, (name, unit) in zip(row, (("AA", "%"), ("BWT", "percentage points")), strict=True):
             for method in (method for method in across if method in up):
-                x, y = (mean_of(score(run, name) for run in each[method]) for each in (across, up))
+                x, y = (mean_of(value_of(run, name) for run in each[method]) for each in (across, up))
                 if x is None or y is None:
                     continue
                 look, ends = looks[method], [interval_over_examples(each[method], name=name) for each in (across, up)]

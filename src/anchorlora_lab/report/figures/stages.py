@@ -16,6 +16,8 @@ from anchorlora_lab.report.records import FAMILIES, Run, by_method, mean, mean_o
 from anchorlora_lab.report.tables.references import PLAIN, References
 
 WIDTH = 8.2  # inches; 800 pixels at the size of a page's column
+FITTING = 96  # letters of a legend that fit one line
+OWN = 3  # methods of the user's own in the first figure
 NUMBERED = 8  # tasks that leave room for a number in each cell
 
 
@@ -33,17 +35,17 @@ def protected_of(runs: Sequence[Run]) -> list[str]:
     return [method for method, mine in sorted(exact, key=lambda each: -mean([run.record.scores.AA for run in each[1]]))]
 
 
-def task_by_task(runs: Sequence[Run], looks: Looks) -> Figure:
+def task_by_task(runs: Sequence[Run], looks: Looks, reference: str | None = None) -> Figure:
     """Draw the accuracy of every task, from when it was learned to the end, without protection and with it: one panel a task.
 
-    Protected is the method with the highest AA of those whose rho counts as zero after every task. Means are over the seeds of the
-    first order, with 95 % intervals: over runs where there are six, over test examples where there is one run that has its
+    Protected is the method with the highest AA of those whose rho counts as zero after every task. The user's own methods, those
+    that are not in the catalog, stand beside the two, and a reference in place of the unprotected method. Means are over the seeds
+    of the first order, with 95 % intervals: over runs where there are six, over test examples where there is one run that has its
     predictions. A dotted line is the majority label.
     """
     order, grid = Grid.of(runs).orders[0], Grid.of(runs)
-    without, within = unprotected_of(runs), protected_of(runs)
-    pair = [method for method in (without, *within[:1]) if method] or grid.methods[:1]
-    mine = {method: [run for run in grid.of_method(method) if run.order == order] for method in pair}
+    roles = roles_of(runs, reference)
+    mine = {method: [run for run in grid.of_method(method) if run.order == order] for method in roles}
     level = References.of(runs).majority
     figure = Figure(figsize=(WIDTH, 3.6 * -(-len(order) // 5)), layout="constrained")
     axes = figure.subplots(-(-len(order) // 5), min(len(order), 5), sharex=True, sharey=True, squeeze=False).flatten()
@@ -56,9 +58,9 @@ def task_by_task(runs: Sequence[Run], looks: Looks) -> Figure:
             style = {"color": look.color, "marker": look.marker, "markersize": 6, "linewidth": 2, "capsize": 3, "elinewidth": 1}
             sides = [list(side) for side in zip(*reach, strict=True)]
             places, middle = [stage + shift for stage in stages], [mean(each) for each in values]
-            at.errorbar(places, middle, yerr=sides, label=_words(method, same, without), **style)
-            near = any(abs(other - end) < 8 for name, other in last.items() if name != method)
-            up = 0 if not near else 6 if end == max(last.values()) else -6
+            at.errorbar(places, middle, yerr=sides, label=_words(method, same, roles[method]), **style)
+            near = [(other, name) for name, other in last.items() if abs(other - end) < 8]
+            up = 6 * sum((end, method) > each for each in near) - 6 * sum((end, method) < each for each in near)
             told = {"textcoords": "offset points", "va": "center", "color": look.color, "fontsize": 9}
             at.annotate(f"{end:.0f}", (len(order) + 0.25, end), xytext=(4, up), **told)
         if task in level:
@@ -71,14 +73,25 @@ def task_by_task(runs: Sequence[Run], looks: Looks) -> Figure:
     axes[0].set_ylabel("accuracy on the task, %")
     figure.supxlabel("tasks trained so far", fontsize="medium")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    columns = len(labels) if sum(map(len, labels)) < FITTING else 2
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
     return figure
 
 
-def _words(method: str, runs: Sequence[Run], without: str | None) -> str:
+def roles_of(runs: Sequence[Run], reference: str | None = None) -> dict[str, str]:
+    """Return the methods of the first figure and what each stands for; of the user's own at most OWN, those with the highest AA."""
+    means = {method: mean([run.record.scores.AA for run in mine]) for method, mine in by_method(runs).items()}
+    own = sorted((method for method in means if method not in METHODS), key=lambda method: -means[method])
+    without, within = unprotected_of(runs), protected_of(runs)
+    roles = {reference: "reference"} if reference in means else {without: "unprotected"} if without else {}
+    roles |= {method: "protected" if without else "accuracy" for method in within[:1] if method not in roles}
+    roles |= {method: "own method" for method in own[:OWN] if method not in roles}
+    return roles or {next(iter(means)): "accuracy"}
+
+
+def _words(method: str, runs: Sequence[Run], role: str) -> str:
     """A method's name, with what it stands for in the figure."""
-    count = f", mean of {len(runs)} runs" if len(runs) > 1 else ""
-    return f"{named(method)} ({'unprotected' if method == without else 'protected' if without else 'accuracy'}{count})"
+    return f"{named(method)} ({role}{f', mean of {len(runs)} runs' if len(runs) > 1 else ''})"
 
 
 def _reach(runs: Sequence[Run], task: str, values: Sequence[float], *, first: bool, last: bool) -> tuple[float, float]:
@@ -137,7 +150,7 @@ def heat_maps(runs: Sequence[Run], looks: Looks) -> Figure:
     at.set_yticks(
         [-(row * (size + 1.6)) - i - 0.5 for row in range(down) for i in range(size)],
         [plain(task, 14) for task in tasks] * down,
-        fontsize=7 if size <= 15 else 4,
+        fontsize=7,
     )
     at.set_xticks(
         [column * (size + 1) + stage + 0.5 for column in range(across) for stage in range(size)],

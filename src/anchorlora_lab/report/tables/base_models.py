@@ -10,12 +10,13 @@ from anchorlora.pages.labels import order_label, paper_order
 from anchorlora.pages.table import Column, Table, Value
 from anchorlora_lab.report.comparability import OF_TOKENS, Study, footnote, model_labels, model_of, refuse_unlike
 from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.layout import value_of
 from anchorlora_lab.report.published import MISTRAL, QWEN, printed_by_order, printed_cross
 from anchorlora_lab.report.records import Run, by_method, deviation_of, mean_of
 from anchorlora_lab.report.tables.mechanism import DRAWS, METHODS, rank_correlation
 from anchorlora_lab.report.tables.paper import DELTA, any_printed, is_papers_own
 from anchorlora_lab.report.tables.references import References
-from anchorlora_lab.report.tables.scores import BETTER, by_example, ends, marked, score, unlearned
+from anchorlora_lab.report.tables.scores import BETTER, by_example, ends, marked, unlearned
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,7 +73,7 @@ def _table(called: str, title: str, rows: Sequence[Row], sd: str, note: str, par
     of, printed = (deviation_of, _printed_sd) if sd else (mean_of, _printed)
     columns = (Column(f"{name}{sd}", better=None if sd else BETTER[name]) for name in SCORES)
     cells = tuple(
-        (mine[0].method, label, len(mine), *(of(score(run, name) for run in mine) for name in SCORES)) for label, mine in rows
+        (mine[0].method, label, len(mine), *(of(value_of(run, name) for run in mine) for name in SCORES)) for label, mine in rows
     )
     headings = (Column("method"), Column("base model"), Column("n"), *columns)
     table = Table(called, title, headings, cells, note, partial, within=None if sd else "base model")
@@ -95,7 +96,7 @@ def _agreement(rows: Sequence[Row], title: str) -> list[Table]:
             methods = [m for m in ours if m in theirs and not {(one, m, name), (other, m, name)} & unfit]
             if len(methods) < METHODS:
                 continue
-            means = [[mean_of(score(run, name) for run in of[method]) for method in methods] for of in (ours, theirs)]
+            means = [[mean_of(value_of(run, name) for run in of[method]) for method in methods] for of in (ours, theirs)]
             x, y = ([value for value in row if value is not None] for row in means)
             found = rank_correlation(x, y) if len(x) == len(y) == len(methods) else None
             if found is not None:

@@ -11,12 +11,13 @@ from anchorlora.methods import METHODS
 from anchorlora.pages.labels import order_label, paper_order
 from anchorlora.pages.table import DAGGER, Column, Table, Value
 from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.layout import value_of
 from anchorlora_lab.report.paired_tests import PairedTest, paired_tests
 from anchorlora_lab.report.published import MISTRAL, printed_learning_change, printed_pair, printed_score
 from anchorlora_lab.report.records import Run, mean_of
 from anchorlora_lab.report.tables.paper import beside
 from anchorlora_lab.report.tables.references import PLAIN, References
-from anchorlora_lab.report.tables.scores import BETTER, ends, interval_over_examples, score, score_table, unlearned
+from anchorlora_lab.report.tables.scores import BETTER, ends, interval_over_examples, score_table, unlearned
 
 PAIRS = tuple((name, method.entry.paired_with) for name, method in METHODS.items() if method.entry.paired_with)  # the paper's
 DIFFERENCES = ("AA", "BWT", "FM")
@@ -37,7 +38,7 @@ class Pair:
 
     def change(self, name: str) -> float | None:
         """Return the score of `one` minus the score of `other`, in percentage points; None if either is undefined."""
-        mine, theirs = score(self.one, name), score(self.other, name)
+        mine, theirs = value_of(self.one, name), value_of(self.other, name)
         return None if mine is None or theirs is None else mine - theirs
 
 
@@ -116,12 +117,15 @@ def _filled(
     return beside(table, theirs, runs, printed_on=MISTRAL)
 
 
-def compared(grid: Grid) -> list[tuple[str, str]]:
-    """Return which methods are compared: the paper's pairs first, then each method with those that its catalog entry names.
+def compared(grid: Grid, reference: str | None = None) -> list[tuple[str, str]]:
+    """Return which methods are compared: all others with the reference or, without one, those that are declared.
 
-    A method that is not in the catalog is compared with those of the study that it extends: all of their parts, in their order, are
-    among its own, and no other of them has more.
+    Declared are the paper's pairs, then each method with those that its catalog entry names. A method that is not in the catalog is
+    compared with those of the study that it extends: all of their parts, in their order, are among its own, and no other of them
+    has more.
     """
+    if reference in grid.methods:
+        return [(method, reference) for method in grid.methods if method != reference]
     pairs = [*PAIRS, *((name, other) for name, method in METHODS.items() for other in method.compared_with)]
     parts = {name: grid.of_method(name)[0].record.method.parts for name in grid.methods}
     for name in grid.methods:
@@ -138,11 +142,11 @@ def _within(few: Sequence[str], many: Sequence[str]) -> bool:
     return all(part in left for part in few)
 
 
-def comparisons(runs: Sequence[Run]) -> dict[tuple[str, str, str], PairedTest]:
-    """Test every declared comparison of two methods that ran at the same orders and seeds, corrected for their number."""
+def comparisons(runs: Sequence[Run], reference: str | None = None) -> dict[tuple[str, str, str], PairedTest]:
+    """Test every comparison of two methods that ran at the same orders and seeds, corrected for their number."""
     grid = Grid.of(runs)
     changes: dict[tuple[str, str, str], dict[tuple[tuple[str, ...], int], float]] = {}
-    for one, other in compared(grid):
+    for one, other in compared(grid, reference):
         pairs = pairs_between(grid, one, other)
         for name in TESTED:
             found = {(p.one.order, p.one.seed): change for p in pairs if (change := p.change(name)) is not None}
@@ -151,9 +155,9 @@ def comparisons(runs: Sequence[Run]) -> dict[tuple[str, str, str], PairedTest]:
     return dict(zip(changes, paired_tests(list(changes.values())), strict=True)) if changes else {}
 
 
-def comparison_table(runs: Sequence[Run]) -> Table | None:
+def comparison_table(runs: Sequence[Run], reference: str | None = None) -> Table | None:
     """Mean paired differences with intervals and tests, corrected for the number of comparisons."""
-    found, references, grid = comparisons(runs), References.of(runs), Grid.of(runs)
+    found, references, grid = comparisons(runs, reference), References.of(runs), Grid.of(runs)
     if not found:
         return None
     tested = any(test.interval for test in found.values())
@@ -253,7 +257,4 @@ def _in_paper_order(table: Table, methods: Sequence[str], told: str = "") -> Tab
     missing = f"Not run: {', '.join(absent)}." if absent else ""
     below = range(len(there), len(table.rows))  # references, which stay where they are
     places = [*sorted(range(len(there)), key=lambda i: methods.index(there[i])), *below]
-    partial_rows = frozenset(places.index(i) for i in table.partial)
-    unlearned_cells = frozenset((places.index(i), heading) for i, heading in table.unlearned)
-    rows = tuple(table.rows[i] for i in places)
-    return replace(table, rows=rows, partial=partial_rows, unlearned=unlearned_cells, groups=()).noting(told, missing)
+    return table.arranged(places).noting(told, missing)

@@ -82,8 +82,11 @@ class References:
 
     def levels(self) -> dict[str, float]:
         """Return the mean over the tasks of each level that is known, percent."""
-        named = dict(zip(LEVELS, (self.chance, self.majority, self.zero_shot, self.alone), strict=True))
-        return {name: mean(list(level.values())) for name, level in named.items() if level}
+        return {name: mean(list(level.values())) for name, level in self.by_task().items() if level}
+
+    def by_task(self) -> dict[str, Mapping[str, float]]:
+        """Return each level by task, percent."""
+        return dict(zip(LEVELS, (self.chance, self.majority, self.zero_shot, self.alone), strict=True))
 
     def unlearned(self, AA: float | None, LA: float | None) -> frozenset[str]:
         """Return the scores that show no learning."""
@@ -105,12 +108,13 @@ class References:
         return replace(table, unlearned=table.unlearned | cells).noting(told)
 
     def below(self, table: Table) -> Table:
-        """Return the table with a row for each level that is known, in the columns AA and LA and those of single orders."""
-        levels = self.levels()
+        """Return the table with a row for each level that is known, in the columns AA and LA and those of orders and tasks."""
+        levels, by_task = self.levels(), self.by_task()
         if not levels:
             return table
+        ranked = [column.heading if column.better == "higher" and column.heading != "BWT" else None for column in table.columns[1:]]
         rows: list[tuple[Value, ...]] = [
-            (name, *(level if column.better == "higher" and column.heading != "BWT" else None for column in table.columns[1:]))
+            (name, *(None if heading is None else by_task[name].get(heading, level) for heading in ranked))
             for name, level in levels.items()
         ]
         return table.under(rows).noting(self._told(levels))

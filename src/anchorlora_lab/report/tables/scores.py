@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from anchorlora.methods import METHODS
 from anchorlora.methods.entry import GROUPS, OUTSIDE
 from anchorlora.pages.labels import order_label, paper_order
-from anchorlora.pages.table import Better, Column, Table
+from anchorlora.pages.table import GROUP, Better, Column, Table
 from anchorlora.scores import Paired
 from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.layout import AS_IS, COLUMNS, NOTES, Layout, value_of
 from anchorlora_lab.report.paired_tests import mean_interval
 from anchorlora_lab.report.published import MISTRAL, QWEN, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
 from anchorlora_lab.report.records import Run, by_method, mean_of
@@ -19,26 +21,21 @@ from anchorlora_lab.report.tables.paper import beside
 from anchorlora_lab.report.tables.pivot import METHOD, ORDER, SEED, Measure, N, average, by_methods, pivot, spread
 from anchorlora_lab.report.tables.references import LEVELS, References
 
-BETTER: dict[str, Better] = {"AA": "higher", "LA": "higher", "BWT": "higher", "FM": "lower"}
+BETTER: dict[str, Better | None] = {name: COLUMNS[name].better for name in ("AA", "LA", "BWT", "FM")}
 UNITS_NOTE = "AA and LA in percent, BWT and FM in percentage points."
 Printed = Callable[[str, str], float | None]  # of a method and a score
 
 
-def score(run: Run, name: str) -> float | None:
-    """Return AA, LA, BWT, or FM of a run."""
-    return getattr(run.record.scores, name)
+def main_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout = AS_IS) -> Table:
+    """AA, BWT, and FM of each method, or the columns that are asked for: means over all its runs."""
+    how: Any = {"printed": _of_all_orders, "compared": Grid.of(runs).is_paper, "others": others, "layout": layout}
+    return score_table("main", "Scores", runs, layout.columns or ("AA", "BWT", "FM"), **how)
 
 
-def main_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
-    """AA, BWT, and FM of each method: means over all its runs."""
-    scores, compared = ("AA", "BWT", "FM"), Grid.of(runs).is_paper
-    return score_table("main", "Scores", runs, scores, printed=_of_all_orders, compared=compared, others=others)
-
-
-def complete_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
+def complete_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout = AS_IS) -> Table:
     """The main table with learning accuracy (LA) added."""
-    title, compared = "Scores with learning accuracy", Grid.of(runs).is_paper
-    return score_table("complete", title, runs, tuple(BETTER), printed=_of_all_orders, compared=compared, others=others)
+    how: Any = {"printed": _of_all_orders, "compared": Grid.of(runs).is_paper, "others": others, "layout": layout}
+    return score_table("complete", "Scores with learning accuracy", runs, tuple(BETTER), **how)
 
 
 def score_table(
@@ -50,31 +47,56 @@ def score_table(
     printed: Printed,
     compared: bool,
     others: Sequence[Run] = (),
+    layout: Layout = AS_IS,
 ) -> Table:
-    """Means of scores over each method's runs; over a single order also standard deviations over its seeds."""
+    """Means of scores over each method's runs, with what the layout has next to them.
+
+    Where it does not say: over a single order, standard deviations over its seeds; and intervals, where there are any.
+    """
     grid, references = Grid.of(runs), References.of(runs, others)
-    sd = grid.one_order and len(grid.seeds) > 1
+    over_seeds = layout.spread is None and grid.one_order and len(grid.seeds) > 1
+    sd, reference = over_seeds or layout.spread == "sd", layout.reference if layout.reference in grid.methods else None
+    intervals = {"none": (), "sd": (), "interval": scores}.get(layout.spread or "", ("AA",) if name == "main" else scores)
     measures: list[Measure[Run]] = []
-    told: list[str] = []
+    told: list[str] = [NOTES[each] for each in scores if each in NOTES]
     for each in scores:
-        value = partial(score, name=each)
-        measures += [(Column(each, better=BETTER[each]), average(value)), *([(Column(f"{each} sd"), spread(value))] if sd else [])]
-        for kind, (of, note) in INTERVALS.items() if name != "main" or each == "AA" else ():  # it is printed in terminals, too
+        value, column = partial(value_of, name=each), COLUMNS.get(each) or Column(each, better="higher")
+        measures.append((column, average(value)))
+        if sd:
+            measures.append((replace(column, heading=f"{each} sd", better=None), spread(value)))
+        for kind, (of, note) in INTERVALS.items() if each in intervals else ():
             found = {method: ends(of(grid.of_method(method), name=each), signed=each == "BWT") for method in grid.methods}
             if any(found.values()):
                 measures.append((Column(f"{each} 95 % {kind}"), lambda mine, found=found: found[mine[0].method]))  # type: ignore[misc]
                 told.append(note)
+        if reference:
+            column = replace(column, heading=f"{each} - {reference}", better=None, signed=True)
+            measures.append((column, partial(_change, grid, reference, name=each)))
+    if layout.spread == "interval" and not any("95 %" in column.heading for column, _ in measures):
+        told.append("95 % intervals take six runs of a method, or predictions next to the records.")
+    if reference:
+        told.append(f"- {reference}: mean of the differences from it at the same order and seed.")
     title = f"{title}: means over {_amount(len(grid.orders), 'order')} and {_amount(len(grid.seeds), 'seed')}"
-    note = UNITS_NOTE + (" sd: sample standard deviation (ddof 1) over the seeds." if sd else "")
+    note = UNITS_NOTE + (f" sd: sample standard deviation (ddof 1) over {'the seeds' if over_seeds else 'runs'}." if sd else "")
     table = by_methods(name, title, grid, measures, note).noting(tuned_note(runs), *dict.fromkeys(told))
-    table = grouped(references.below(marked(table, references, grid.groups)))
+    table = references.below(marked(table, references, grid.groups))
     theirs = {each: [printed(method, each) for method in grid.methods] for each in scores}
-    return beside(table, theirs, runs) if compared else table
+    return grouped(beside(table, theirs, runs) if compared else table, layout)
+
+
+def _change(grid: Grid, reference: str, runs: Sequence[Run], *, name: str) -> float | None:
+    """The mean of how much more a method has than the reference, over the orders and seeds at which both ran."""
+    changes = []
+    for run in runs:
+        other = grid.there.get((reference, run.order, run.seed))
+        mine, theirs = value_of(run, name), value_of(other, name) if other else None
+        changes.append(None if run.method == reference or mine is None or theirs is None else mine - theirs)
+    return mean_of(changes)
 
 
 def interval_over_runs(runs: Sequence[Run], *, name: str = "AA") -> tuple[float, float] | None:
     """Return the 95 % interval of a mean score over orders and seeds; None for fewer than six runs, or where it is undefined."""
-    found = [score(run, name) for run in runs]
+    found = [value_of(run, name) for run in runs]
     known = [value for value in found if value is not None]
     return mean_interval(known) if len(known) == len(found) else None
 
@@ -126,12 +148,22 @@ INTERVALS: dict[str, tuple[Callable[..., tuple[float, float] | None], str]] = { 
 }
 
 
-def grouped(table: Table) -> Table:
-    """Return a table of methods with the groups of the paper's main table; references and methods of one's own come last."""
-    named = [str(row[0]) for row in table.rows]
-    groups: dict[str, list[int]] = {name: [] for name in (*GROUPS, ALONE)}
-    for i, name in enumerate(named):
-        groups[ALONE if name in LEVELS else METHODS[name].entry.group if name in METHODS else OUTSIDE].append(i)
+def grouped(table: Table, layout: Layout = AS_IS) -> Table:
+    """Return a table of methods in the groups that are asked for or, for LaTeX, in those of the paper's main table.
+
+    References and methods that have no group come last. Groups that are asked for put the rows in their order and are a column.
+    """
+    asked = {method: name for name, methods in layout.groups.items() for method in methods}
+    catalog = {} if asked else {name: method.entry.group for name, method in METHODS.items()}
+    groups: dict[str, list[int]] = {name: [] for name in (*(layout.groups or GROUPS), OUTSIDE, ALONE)}
+    for i, name in enumerate(str(row[0]) for row in table.rows):
+        groups[ALONE if name in LEVELS else (asked or catalog).get(name, OUTSIDE)].append(i)
+    if asked:
+        table = table.arranged([i for rows in groups.values() for i in rows])
+        group = [name for name, rows in groups.items() for _ in rows]
+        groups = {name: [i for i, each in enumerate(group) if each == name] for name in groups}
+        rows = tuple((name, *row) for name, row in zip(group, table.rows, strict=True))
+        table = replace(table, columns=(Column(GROUP), *table.columns), rows=rows)
     return replace(table, groups=tuple((name, tuple(rows)) for name, rows in groups.items() if rows))
 
 
@@ -153,7 +185,7 @@ def tuned_note(runs: Sequence[Run]) -> str:
 
 def unlearned(references: References, runs: Sequence[Run]) -> frozenset[str]:
     """Return the scores whose means over some runs show no learning."""
-    return references.unlearned(*(mean_of(score(run, name) for run in runs) for name in ("AA", "LA")))
+    return references.unlearned(*(mean_of(value_of(run, name) for run in runs) for name in ("AA", "LA")))
 
 
 def marked(
@@ -163,7 +195,7 @@ def marked(
     return references.mark(table, [unlearned(references, group) for group in groups], headings)
 
 
-def order_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
+def order_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout = AS_IS) -> Table:
     """AA of each method by order: means over the order's seeds; "all": mean over all runs."""
     grid, references = Grid.of(runs), References.of(runs, others)
     within = {order_label(order): {order} for order in grid.orders} | ({} if grid.one_order else {"all": set(grid.orders)})
@@ -177,13 +209,14 @@ def order_table(runs: Sequence[Run], others: Sequence[Run] = ()) -> Table:
     for name, orders in within.items():
         table = marked(table, references, [[run for run in mine if run.order in orders] for mine in grid.groups], {"AA": name})
     printed = {name: [printed_by_order(m, "avg" if name == "all" else name) for m in grid.methods] for name in within}
-    return beside(grouped(references.below(table)), printed if grid.is_paper else {**printed, "all": []}, runs)
+    table = beside(references.below(table), printed if grid.is_paper else {**printed, "all": []}, runs)
+    return grouped(table, layout)
 
 
 def seed_table(runs: Sequence[Run]) -> Table:
     """The scores of every run."""
     grid = Grid.of(runs)
-    measures = [METHOD, ORDER, SEED, *((Column(name), average(partial(score, name=name))) for name in BETTER)]
+    measures = [METHOD, ORDER, SEED, *((Column(name), average(partial(value_of, name=name))) for name in BETTER)]
     groups = [[run] for mine in grid.groups for run in mine]
     table = pivot("by-seed", "Scores of every run", groups, measures, UNITS_NOTE).noting(grid.note)
     return _of_groups(table, groups, runs, _of_seed, {name: name for name in BETTER}, printed_on=MISTRAL)
@@ -193,7 +226,7 @@ def deviation_table(runs: Sequence[Run]) -> Table:
     """Sample standard deviations of the scores over the seeds of one order."""
     grid = Grid.of(runs)
     groups = [group for mine in grid.groups for order in grid.orders if (group := [run for run in mine if run.order == order])]
-    measures = [METHOD, ORDER, N, *((Column(f"{name} sd"), spread(partial(score, name=name))) for name in BETTER)]
+    measures = [METHOD, ORDER, N, *((Column(f"{name} sd"), spread(partial(value_of, name=name))) for name in BETTER)]
     short = frozenset(i for i, mine in enumerate(groups) if len(mine) < len(grid.seeds))
     note = "Percentage points; sample standard deviation (ddof 1) over the n seeds of one order."
     table = pivot("seed-sd", "Standard deviations over seeds", groups, measures, note, short).noting(grid.note)
@@ -214,7 +247,7 @@ def _of_groups(
 
 
 def _mean_aa(runs: Sequence[Run], *, orders: set[tuple[str, ...]]) -> float | None:
-    return mean_of(score(run, "AA") for run in runs if run.order in orders)
+    return mean_of(value_of(run, "AA") for run in runs if run.order in orders)
 
 
 def _of_all_orders(method: str, name: str) -> float | None:
