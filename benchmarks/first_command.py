@@ -7,8 +7,11 @@ in a process of its own, whose CPU seconds and peak memory count, and is tested 
     plain     --method inc-lora at the rate, targets and epochs that the frontier chose for plain LoRA
     command   --keep self, nothing else given
 
+    plain-chain, command-chain    the same for labels; then card, and then passage, with --after: all skills so far are tested.
+                                  Plain LoRA trains the same adapter further.
+
 Run: python -m benchmarks.first_command OUT MODEL DATA [SKILL,.. [SEED,..]]; called again, only what is missing.  OUT/records.jsonl
-holds a line a run; MODEL is a chat model's folder, DATA holds standard_cl.
+holds a line a run; MODEL is a chat model's folder, DATA holds standard_cl. "chain" among the skills runs the two chains.
 """
 
 from __future__ import annotations
@@ -29,11 +32,13 @@ from anchorlora_lab.frontier.measures import Measures, Sizes
 from anchorlora_lab.frontier.skills import Skill, skills
 
 SKILLS, SEEDS = ("labels", "card", "passage", "style"), (42, 7, 2026)
+CHAIN = ("labels", "card", "passage")
 BEFORE = "before"
 VARIANTS = {
     "plain": ["--method", "inc-lora", "--targets", "all-linear", "--learning-rate", "5e-4", "--epochs", "2"],
     "command": ["--keep", "self"],
 }
+NEXT = {"plain": ["--method", "seq-lora", "--same-size", "--learning-rate", "5e-4", "--epochs", "2"], "command": []}  # in a chain
 if more := os.environ.get("ANCHORLORA_VARIANTS"):  # NAME=WORDS;NAME=WORDS, to try others
     VARIANTS = {name: words.split() for name, _, words in (each.partition("=") for each in more.split(";"))}
 
@@ -65,22 +70,49 @@ def scores(model: str, data: Path, skill: Skill, out: Path) -> dict[str, Any]:
     return {name: found[name] for name in ("new", "old")}
 
 
+def trained(out: Path, model: str, data: Path, skill: Skill, seed: int, variant: str, words: list[str]) -> dict[str, Any]:
+    """Train a variant on a skill; return what it cost. Its merged weights lie in OUT/merged."""
+    run, merged, file = out / "runs" / f"{skill.name}-{seed}-{variant}", out / "merged", out / "data" / f"{skill.name}-{seed}.jsonl"
+    write_data(skill, seed, file)
+    cost = timed("train", model, "--data", str(file), *words, "--seed", str(seed), "--out", str(run))
+    shutil.rmtree(merged, ignore_errors=True)
+    timed("export", str(run), "--form", "merged", "--dtype", "float32", "--out", str(merged))
+    return cost | {"stored_bytes": (run / "adapter/adapter_model.safetensors").stat().st_size}
+
+
 def one(out: Path, model: str, data: Path, skill: Skill, seed: int, variant: str) -> None:
     """Carry out one variant and append its record."""
-    name = f"{skill.name}-{seed}"
-    run, merged, cost = out / "runs" / f"{name}-{variant}", out / "merged", {}
-    if variant != BEFORE:
-        write_data(skill, seed, out / "data" / f"{name}.jsonl")
-        file = str(out / "data" / f"{name}.jsonl")
-        cost = timed("train", model, "--data", file, *VARIANTS[variant], "--seed", str(seed), "--out", str(run))
-        shutil.rmtree(merged, ignore_errors=True)
-        timed("export", str(run), "--form", "merged", "--dtype", "float32", "--out", str(merged))
-        cost["stored_bytes"] = (run / "adapter/adapter_model.safetensors").stat().st_size
-    found = scores(model if variant == BEFORE else str(merged), data, skill, out)
     words = VARIANTS.get(variant, [])
+    cost = trained(out, model, data, skill, seed, variant, words) if variant != BEFORE else {}
+    found = scores(model if variant == BEFORE else str(out / "merged"), data, skill, out)
     append(out, {"variant": variant, "skill": skill.name, "seed": seed, "options": " ".join(words), **cost, **found})
-    kept = {ability: round(100 * sum(values) / len(values)) for ability, values in found["old"].items()}
-    print(f"{name} {variant}: new {100 * sum(found['new']) / len(found['new']):.0f} {kept} {cost}", flush=True)
+    print(f"{skill.name}-{seed} {variant}: new {percent(found['new'])} {old_of(found)} {cost}", flush=True)
+
+
+def chain(out: Path, model: str, data: Path, known: dict[str, Skill], seed: int, variant: str) -> None:
+    """Teach one skill after another; after each, test all that there are."""
+    name, words, taught = f"{variant}-chain", VARIANTS[variant], list[str]()
+    for skill in CHAIN:
+        done = {(r["variant"], r["skill"], r["seed"]) for r in read_records(out)}
+        mine = [*NEXT[variant], "--after", str(out / "runs" / f"{taught[-1]}-{seed}-{name}")] if taught else words
+        taught.append(skill)
+        if (name, skill, seed) in done:
+            continue
+        cost = trained(out, model, data, known[skill], seed, name, mine)
+        found = {each: scores(str(out / "merged"), data, known[each], out) for each in taught}
+        skills_so_far = {each: answers["new"] for each, answers in found.items()}
+        record = {"variant": name, "skill": skill, "seed": seed, "options": " ".join(mine), "skills": skills_so_far, **cost}
+        append(out, record | {"new": skills_so_far[skill], "old": found[skill]["old"]})
+        said = {each: percent(answers) for each, answers in skills_so_far.items()}
+        print(f"{skill}-{seed} {name}: {said} {old_of(found[skill])} {cost}", flush=True)
+
+
+def percent(answers: list[float]) -> int:
+    return round(100 * sum(answers) / len(answers))
+
+
+def old_of(found: dict[str, Any]) -> dict[str, int]:
+    return {ability: percent(values) for ability, values in found["old"].items()}
 
 
 def main(out: Path, model: str, data: Path, names: list[str], seeds: list[int]) -> None:
@@ -89,6 +121,10 @@ def main(out: Path, model: str, data: Path, names: list[str], seeds: list[int]) 
     known = skills(data, test=Sizes().test)
     for seed in seeds:
         for name in names:
+            if name == "chain":
+                for variant in VARIANTS:
+                    chain(out, model, data, known, seed, variant)
+                continue
             for variant in (BEFORE, *VARIANTS):
                 done = {(r["variant"], r["skill"], r["seed"]) for r in read_records(out)}
                 if (variant, name, seed) not in done and not (variant == BEFORE and seed != seeds[0]):
