@@ -56,7 +56,7 @@ ALLOWED = {  # lowest first
     "pages": {"scores", "recipes"},
 }
 LAB = {  # the laboratory: its own rooms, then those of the library
-    "suites": {"scores", "adapters", "models", "config", "data", "continual", "embedded"},
+    "suites": {"scores", "adapters", "features", "models", "config", "data", "continual", "embedded"},
     "grid": {
         *("geometry", "adapters", "features", "constraints", "methods", "data", "models", "config"),
         *("continual", "runs"),

@@ -10,9 +10,12 @@ from pathlib import Path
 import lm_eval
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from lm_eval.tasks._yaml_loader import load_yaml
 
 import mmlu_folder
+import models
 from anchorlora.adapters import attach, read_adapter
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import NotFinite
@@ -22,7 +25,7 @@ from anchorlora_lab.suites.cache import BaseScores, cache_folder, ingredients
 from anchorlora_lab.suites.evaluation import Flips, read_evaluation
 from anchorlora_lab.suites.measure import Questions, evaluate, subject_of
 from anchorlora_lab.suites.progress import EvalProgress
-from anchorlora_lab.suites.reader import Reader, quiet
+from anchorlora_lab.suites.reader import Reader, quiet, shared_rows
 
 TEMPLATES = Path(lm_eval.__file__).parent / "tasks/mmlu/default"
 
@@ -286,6 +289,74 @@ def test_scores_that_are_nan_stop_the_measurement(ask, adapter, model):
     reader = Reader(attached.model, attached.tokenizer, batch=1, watch=EvalProgress())
     with pytest.raises(NotFinite, match="NaN"):
         reader._model_call(torch.tensor([[1, 2]]))
+
+
+@pytest.mark.parametrize("make", [models.qwen3, models.gpt2])
+@given(drawn=st.randoms(use_true_random=False))
+def test_packed_rows_score_what_lm_eval_scores_and_read_no_more_tokens(make, drawn):
+    """Solved examples before drawn questions with drawn choices, some of them cut, some asked twice, some whole texts."""
+    torch.manual_seed(drawn.randrange(1000))
+    model, tokenizer = make(vocab=300).eval(), models.tokenizer(["a choice of words"], size=300)
+    if make is models.gpt2:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.normal_(std=0.3)
+
+    def ids(most, least=1):
+        return [drawn.randrange(3, 300) for _ in range(drawn.randint(least, most))]
+
+    requests = []
+    for shots in (ids(40, 0), ids(40, 0)):
+        for number in range(drawn.randint(1, 5)):
+            context = shots + ids(12)
+            choices = [ids(1 if number % 2 else 5) for _ in range(4)]
+            requests += [((f"{len(requests)}", ""), context, choice) for choice in [*choices, choices[0]]]
+    requests += [(None, [0], ids(60, 50)), (None, ids(90, 60), ids(9))]
+    drawn.shuffle(requests)
+    ours, theirs = (kind(model, tokenizer) for kind in (_Counting, _Plain))
+    found, expected = (reader._loglikelihood_tokens(requests) for reader in (ours, theirs))
+    assert [same for _, same in found] == [same for _, same in expected]
+    assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], abs=1e-3, rel=1e-4)
+    assert ours.watch.done == ours.watch.total
+    assert ours.read <= theirs.read
+    assert ours.cut == len({(*c, *a[:-1]) for _, c, a in requests if len(c) + len(a) - 1 > 64})
+
+
+class _Counting(Reader):
+    """Counts the tokens that the model reads for scores, padding included."""
+
+    def __init__(self, model, tokenizer):
+        super().__init__(model, tokenizer, batch=4, watch=_Bar())
+        self._max_length, self.read = 64, 0
+
+    def _log_p(self, row, prefix):
+        self.read += prefix + sum(len(ids) - prefix for ids, _ in row)
+        return super()._log_p(row, prefix)
+
+    def _model_call(self, inps, attn_mask=None, labels=None):
+        self.read += inps.numel()
+        return super()._model_call(inps, attn_mask=attn_mask, labels=labels)
+
+
+class _Plain(_Counting):
+    def _unpacked(self, inputs):
+        return True
+
+
+class _Bar:
+    def begins(self, total):
+        self.done, self.total = 0, total
+
+    def advance(self, count):
+        self.done += count
+
+
+def test_solved_examples_are_read_once_a_row():
+    shots, questions = tuple(range(3, 203)), [tuple(range(3 + i, 23 + i)) for i in range(30)]
+    inputs = sorted(((*shots, *question), 1) for question in questions)
+    rows = list(shared_rows(inputs, 8 * 220))
+    assert sum(prefix + sum(len(ids) - prefix for ids, _ in row) for prefix, row in rows) < 0.2 * 30 * 220
+    assert [each for _, row in rows for each in row] == inputs
 
 
 def test_an_adapter_is_attached_as_saved_or_refused(adapter, model, tmp_path):

@@ -136,9 +136,9 @@ def test_chats_go_through_the_template_and_plain_prompts_only_if_asked(adapter, 
     read = []
 
     class Reader(Scorer):
-        def score(self, task, examples, **how):
-            read.append(self.tokenizer.decode(examples[0].prompt))
-            return super().score(task, examples, **how)
+        def texts(self, prompts, **how):
+            read.append(self.tokenizer.decode(prompts[0]))
+            return super().texts(prompts, **how)
 
     monkeypatch.setattr(prompts, "Scorer", Reader)
     chat = [{"role": "user", "content": "Which bone?"}, {"role": "assistant", "content": "acid"}]

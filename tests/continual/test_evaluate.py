@@ -1,3 +1,6 @@
+import random
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -7,7 +10,8 @@ from anchorlora.adapters import AdapterStack
 from anchorlora.continual import evaluate
 from anchorlora.continual.decode import Answering, decode, drafts_of
 from anchorlora.continual.evaluate import Scorer, _Prefix
-from anchorlora.data import Encoder, Example, Task
+from anchorlora.data import LOSS, Encoded, Encoder, Example, Task
+from anchorlora.models import head
 from anchorlora.models.load import cache_argument
 
 CPU = torch.device("cpu")
@@ -118,6 +122,56 @@ def test_a_model_that_has_the_older_name_of_the_cache_is_decoded_alike(tokenizer
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     inner.__class__ = Older
     assert decode(model, prompts, Answering({tokenizer.eos_token_id}, 12)) == expected
+
+
+def turns(tokenizer, draw):
+    """Examples with drawn answers, some of which go on from the one before, as turns of a chat do."""
+    ids, found = range(5, len(tokenizer) - 1), []
+    for i in range(12):
+        before = found[-1].prompt + found[-1].answer if found and i % 3 else tuple(draw.choices(ids, k=4))
+        prompt = before + tuple(draw.choices(ids, k=draw.randrange(1, 9)))
+        found.append(Encoded(Example(i, "", "ball"), "", prompt, tuple(draw.choices(ids, k=draw.randrange(1, 9))), False))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_reading_gives_the_loss_and_the_answer_however_much_of_the_right_one_is_said(seed, tokenizer, monkeypatch):
+    """Beginnings of the greedy answers stand in for right ones, followed by what the model does not say."""
+    draw, model = random.Random(seed), adapted(models.qwen3, tokenizer, seed).eval()
+    examples = turns(tokenizer, draw)
+    said = greedy(model, [e.prompt for e in examples], 8)
+    right = [tuple(tokens[: draw.randrange(9)]) + e.answer for tokens, e in zip(said, examples, strict=True)]
+    examples = [replace(e, answer=answer) for e, answer in zip(examples, right, strict=True)] + examples
+    end = said[0][3]
+    monkeypatch.setattr(evaluate, "stop_ids", lambda *_: frozenset({end}))
+    monkeypatch.setattr(evaluate, "TOKENS", draw.choice([1, 60, 10_000]))
+    scorer = Scorer(model, tokenizer, max_new_tokens=8, batch=1, device=CPU, packed=True)
+    answers, losses = scorer.score(TASK, examples), scorer.losses(examples)
+    told = tokenizer.batch_decode([row[: (*row, end).index(end)] for row in said], skip_special_tokens=True)
+    assert [a.text for a in answers] == [text.strip() for text in told] * 2
+    assert [a.scores[LOSS] for a in answers] == pytest.approx([each[LOSS] for each in losses], abs=4e-6)
+
+
+def test_right_answers_take_one_forward_and_large_logits_are_made_in_chunks(tokenizer, encoded, monkeypatch):
+    model = adapted(models.qwen3, tokenizer).eval()
+    said = greedy(model, [e.prompt for e in encoded], 6)
+    right = [replace(e, answer=tuple(tokens)) for e, tokens in zip(encoded, said, strict=True)]
+    scorer = Scorer(model, tokenizer, max_new_tokens=6, batch=64, device=CPU, packed=True)
+    forwards = []
+    with model.register_forward_pre_hook(lambda *_: forwards.append(1)):
+        whole = scorer.score(TASK, right)
+    assert len(forwards) == 1
+    for name in ("LARGE", "CHUNK", "SMALL"):
+        for module in (evaluate, head):
+            monkeypatch.setattr(module, name, 400, raising=False)
+    for p in model.parameters():
+        p.requires_grad_(False)
+    sizes = []
+    linear = torch.nn.functional.linear
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda x, W, b=None: sizes.append((len(x), len(W))) or linear(x, W, b))
+    chunked = scorer.score(TASK, right)
+    assert max(rows for rows, words in sizes if words == len(tokenizer)) == max(1, 400 // len(tokenizer))
+    assert [(a.text, a.scores[LOSS]) for a in chunked] == [(a.text, pytest.approx(a.scores[LOSS], abs=4e-6)) for a in whole]
 
 
 def test_the_labels_are_drafts_and_two_that_begin_alike_share_what_is_common():

@@ -75,6 +75,19 @@ class MicroBatch:
             return logits[:, -self.keep : -1][self.targets != IGNORED]  # the last position predicts nothing
         return logits[0] if logits.shape[1] == len(self.keep) else logits[0, self.keep]
 
+    def read_up_to(self, answered: Sequence[int]) -> list[Tensor]:
+        """Return the places in a packed row of each example's prompt, and of so many tokens of its answer."""
+        assert self.layout is not None
+        assert isinstance(self.keep, Tensor)
+        lengths = (self.targets != IGNORED).sum(1)
+        lasts = self.keep[lengths.cumsum(0) - lengths].tolist()  # of each prompt
+        starts = [start for start, chat in zip(self.layout.starts, self.chats, strict=True) for _ in range(chat)]
+        beginning = torch.arange(self.layout.prefix)
+        return [
+            torch.cat([beginning, torch.arange(start, last + 1 + more)])
+            for start, last, more in zip(starts, lasts, answered, strict=True)
+        ]
+
 
 @dataclass(frozen=True, eq=False)
 class Window:

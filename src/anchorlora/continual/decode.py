@@ -1,6 +1,6 @@
 """Greedy decoding of many prompts: read without padding, drafted where the answers are known labels, left early by finished rows.
 
-1. The prompts are read as one packed row, which computes what they begin with once.
+1. The prompts are read in packed rows, each of which computes what its prompts begin with once.
 2. The first token of each answer chooses a draft: the label that begins with it. One forward reads all drafts, and each is accepted
    as far as it is what greedy decoding would have generated.
 3. What is left is generated token by token; a row that has ended leaves the batch.
@@ -10,7 +10,7 @@ The tokens are those of greedy decoding, one prompt at a time, up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,18 +45,68 @@ class Answering:
     max_new_tokens: int
     drafts: Drafts = field(default_factory=dict)
 
+    def begun(self, likeliest: Sequence[int], right: Sequence[int]) -> list[int]:
+        """Return the beginning of a greedy answer, given the likeliest tokens in place of those of the right one."""
+        same = next((i for i, pair in enumerate(zip(likeliest, right, strict=True)) if len(set(pair)) > 1), len(right) - 1)
+        ended = next((i for i, token in enumerate(likeliest) if token in self.stops), same)
+        return list(likeliest[: min(same, ended, self.max_new_tokens - 1) + 1])
+
     def is_complete(self, answer: Sequence[int]) -> bool:
         """Return True if an answer is complete."""
         return answer[-1] in self.stops or len(answer) >= self.max_new_tokens
 
 
+@dataclass(frozen=True)
+class Begun:
+    """Greedy answers to the prompts of a packed row, of which the beginnings are known, one token at least."""
+
+    kept: Any  # what attention keeps of the row
+    places: Sequence[Tensor]  # those in the row of each prompt, and of its answer without the last token
+    answers: Sequence[Sequence[int]]
+
+
 @torch.inference_mode()
-def decode(model: nn.Module, prompts: Sequence[Sequence[int]], how: Answering) -> list[list[int]]:
-    """Return the tokens that greedy decoding generates after each prompt."""
-    state = _Rows.read(model, prompts)
-    answers = [[token] for token in state.first]
-    following = _accept_drafts(model, state, answers, how)
-    rows = list(range(len(prompts)))
+def decode(model: nn.Module, prompts: Sequence[Sequence[int]], how: Answering, *, row_tokens: int | None = None) -> list[list[int]]:
+    """Return the tokens that greedy decoding generates after each prompt; by default all are read in one row."""
+    device, rows = next(model.parameters()).device, list[Begun]()
+    for some in _rows_of(prompts, row_tokens):
+        layout, ids = pack(some)
+        ends = layout.ends().to(device)
+        with packed(model, layout, ends):
+            outputs = model(
+                input_ids=torch.tensor([ids], device=device),
+                position_ids=layout.positions()[None].to(device),
+                logits_to_keep=ends,
+                use_cache=True,
+            )
+        logits = outputs.logits[0] if outputs.logits.shape[1] == len(some) else outputs.logits[0, ends]
+        rows.append(Begun(cache_in(outputs), layout.places(), [[token] for token in logits.argmax(-1).tolist()]))
+    return finish(model, rows, how)
+
+
+def _rows_of(prompts: Sequence[Sequence[int]], most: int | None) -> Iterator[Sequence[Sequence[int]]]:
+    start = tokens = 0
+    for i, prompt in enumerate(prompts):
+        if most is not None and i > start and tokens + len(prompt) > most:
+            yield prompts[start:i]
+            start, tokens = i, 0
+        tokens += len(prompt)
+    yield prompts[start:]
+
+
+@torch.inference_mode()
+def finish(model: nn.Module, begun: Sequence[Begun], how: Answering) -> list[list[int]]:
+    """Return the whole of answers that are begun, those of all rows."""
+    answers = [list(answer) for part in begun for answer in part.answers]
+    rows = [i for i, answer in enumerate(answers) if not how.is_complete(answer)]
+    if not rows:
+        return answers
+    parts = list[tuple[Any, Sequence[Tensor]]]()
+    for part in begun:
+        unfinished = [there for there, answer in zip(part.places, part.answers, strict=True) if not how.is_complete(answer)]
+        parts += [(part.kept, unfinished)] if unfinished else []
+    state = _Rows.of(model, parts)
+    following = _accept_drafts(model, state, [answers[i] for i in rows], how)
     while going := [i for i, row in enumerate(rows) if not how.is_complete(answers[row])]:
         if len(going) < LEAVE * len(rows):
             state.select(going)
@@ -65,17 +115,17 @@ def decode(model: nn.Module, prompts: Sequence[Sequence[int]], how: Answering) -
         for row, token in zip(rows, following, strict=True):
             if not how.is_complete(answers[row]):
                 answers[row].append(token)
-    return [answer[: how.max_new_tokens] for answer in answers]
+    return answers
 
 
-def _accept_drafts(model: nn.Module, state: _Rows, answers: list[list[int]], how: Answering) -> list[int]:
-    """Let the model read the draft that each answer's first token chooses, and accept what it would have generated.
+def _accept_drafts(model: nn.Module, state: _Rows, answers: Sequence[list[int]], how: Answering) -> list[int]:
+    """Let the model read the draft that an answer's only token chooses, and accept what it would have generated.
 
     Returns the token that each row goes on from.
     """
     following = [answer[-1] for answer in answers]
-    drafts = [how.drafts.get(token, (token,)) for token in following]
-    if all(map(how.is_complete, answers)) or all(len(draft) == 1 for draft in drafts):
+    drafts = [how.drafts.get(answer[0], (answer[0],)) if len(answer) == 1 else (answer[-1],) for answer in answers]
+    if all(len(draft) == 1 for draft in drafts):
         return following
     fed = [draft[:-1] if len(draft) > 1 and draft[-1] in how.stops else draft for draft in drafts]
     accepted = []
@@ -94,37 +144,30 @@ def _accept_drafts(model: nn.Module, state: _Rows, answers: list[list[int]], how
 class _Rows:
     """Prompts that a model has read, a batch row each, with what attention keeps of them."""
 
-    def __init__(self, cache: DynamicCache, mask: Tensor, lengths: Tensor, first: list[int], argument: str) -> None:
-        self.cache, self.mask, self.lengths, self.first, self.argument = cache, mask, lengths, first, argument
+    def __init__(self, cache: DynamicCache, mask: Tensor, lengths: Tensor, argument: str) -> None:
+        self.cache, self.mask, self.lengths, self.argument = cache, mask, lengths, argument
 
     @classmethod
-    def read(cls, model: nn.Module, prompts: Sequence[Sequence[int]]) -> _Rows:
-        """Let the model read the prompts, what they share once."""
-        device, (layout, ids) = next(model.parameters()).device, pack(prompts)
-        ends = layout.ends().to(device)
-        with packed(model, layout, ends):
-            outputs = model(
-                input_ids=torch.tensor([ids], device=device),
-                position_ids=layout.positions()[None].to(device),
-                logits_to_keep=ends,
-                use_cache=True,
-            )
-        logits = outputs.logits[0] if outputs.logits.shape[1] == len(prompts) else outputs.logits[0, ends]
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        longest = int(lengths.max())
+    def of(cls, model: nn.Module, parts: Sequence[tuple[Any, Sequence[Tensor]]]) -> _Rows:
+        """Give each prompt a row of its own, padded on the left, with what attention keeps of its places in its packed row."""
+        prompts = [places for _, part in parts for places in part]
+        device, longest = next(model.parameters()).device, max(map(len, prompts))
         index, mask = torch.zeros(len(prompts), longest, dtype=torch.long), torch.zeros(len(prompts), longest, dtype=torch.long)
-        for i, (start, own) in enumerate(zip(layout.starts, layout.lengths, strict=True)):  # padded on the left
-            places = torch.cat([torch.arange(layout.prefix), torch.arange(start, start + own)])
+        for i, places in enumerate(prompts):
             index[i, longest - len(places) :], mask[i, longest - len(places) :] = places, 1
-        cache, chosen = DynamicCache(), index.flatten().to(device)
-        for number, layer in enumerate(cache_in(outputs).layers):
-            keys, values = (
-                part[0].index_select(1, chosen).unflatten(1, index.shape).transpose(0, 1) for part in (layer.keys, layer.values)
-            )
+        cache, indices = DynamicCache(), index.to(device).split([len(part) for _, part in parts])
+
+        def own_rows(kept: Tensor, index: Tensor) -> Tensor:
+            return kept[0].index_select(1, index.flatten()).unflatten(1, index.shape).transpose(0, 1)
+
+        for number in range(len(parts[0][0].layers)):
+            layers = [kept.layers[number] for kept, _ in parts]
+            keys = torch.cat([own_rows(layer.keys, index) for layer, index in zip(layers, indices, strict=True)])
+            values = torch.cat([own_rows(layer.values, index) for layer, index in zip(layers, indices, strict=True)])
             cache.update(keys, values, number)
         reader = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), model)
-        argument = cache_argument(type(reader).forward)
-        return cls(cache, mask.to(device), lengths.to(device), logits.argmax(-1).tolist(), argument)
+        lengths = torch.tensor(list(map(len, prompts)))
+        return cls(cache, mask.to(device), lengths.to(device), cache_argument(type(reader).forward))
 
     def step(self, model: nn.Module, tokens: Sequence[Sequence[int]]) -> list[list[int]]:
         """Read tokens in every row; return the token that follows each of them."""

@@ -1,6 +1,7 @@
 """Scores of a model: greedy decoding that stops where a server stops and nowhere else, batched by length.
 
-Models that read packed rows read each batch as one, with the labels as drafts (`decode`). For others, rows are sorted by length
+Models that read packed rows read each batch as one, with its right answers, whose loss is needed anyway: they are the first
+drafts, and the labels are the next (`decode`). For others, rows are sorted by length
 and padded on the left, and what all prompts of a task begin with (its name, instruction and options, half of a short prompt) is
 read once. Predictions come back in the order of the examples. In float32 the text does not depend on any of this; in bfloat16 it
 can, where two tokens are nearly tied.
@@ -9,8 +10,10 @@ can, where two tokens are nearly tied.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -20,16 +23,18 @@ from transformers import DynamicCache, GenerationMixin
 
 from anchorlora.config import EvaluationSettings
 from anchorlora.continual.batches import IGNORED, micro_batch, packed_row, padded, rows_of
-from anchorlora.continual.decode import Answering, decode, drafts_of
+from anchorlora.continual.decode import Answering, Begun, decode, drafts_of, finish
 from anchorlora.data import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
 from anchorlora.data.templates import stop_ids
 from anchorlora.devices import in_float64
+from anchorlora.models.head import LARGE, leaving_out, plain_head, token_scores
 from anchorlora.models.load import cache_argument, cache_in, ends_of, pad_of
 from anchorlora.models.packing import packed
 from anchorlora.processes import ALONE, Processes
 
 NOTHING: Mapping[int, str] = MappingProxyType({})
-TOKENS = 64  # of prompts in a packed batch, for each example that a padded batch would have
+TOKENS = 64  # of prompts in a packed row, for each example that a padded batch would have
+ROWS = 4  # packed rows, at most, whose answers are generated at once
 T = TypeVar("T")
 WORTH_SHARING = 8  # tokens; a shorter common beginning costs more to copy than to read again
 
@@ -66,19 +71,29 @@ class Scorer:
         *,
         known: Mapping[int, str] = NOTHING,
         watch: Watch = ignore,
-        count: Callable[[int], None] = lambda read: None,
+        count: Callable[[int], None] = lambda done: None,
     ) -> list[Answer]:
-        """Return the answers to a task's examples with all their scores; those that are known are not generated again."""
-        losses = self.losses(examples, count=count)
+        """Return the answers to a task's examples with all their scores; those that are known are not generated again.
+
+        `count` is told how many losses and answers there are whenever losses are new, and `watch` of each answer after that.
+        """
         if not task.answered:
+            losses = self.losses(examples, count=count)
             return [Answer("", None, e.example.label, scores) for e, scores in zip(examples, losses, strict=True)]
         end = self.tokenizer.eos_token_id
         likely = [(*self.tokenizer(label, add_special_tokens=False).input_ids, end) for label in task.labels]
         likely += [e.answer for e in examples if task.labels and e.answer]
-        prompts = [e.prompt for e in examples]
-        texts = self.texts(prompts, max_new_tokens=task.max_new_tokens, likely=likely, known=known, watch=watch)
+        if self.packed:
+            how = self._answering(task.max_new_tokens, likely)
+            losses, texts = self._scored(examples, how=how, known=known, watch=watch, count=count)
+        else:
+            losses, prompts = self.losses(examples, count=count), [e.prompt for e in examples]
+            texts = self.texts(prompts, max_new_tokens=task.max_new_tokens, likely=likely, known=known, watch=watch)
         answers = [task.answer(text.strip(), e.example) for text, e in zip(texts, examples, strict=True)]
         return [replace(a, scores={**a.scores, LOSS: of_right[LOSS]}) for a, of_right in zip(answers, losses, strict=True)]
+
+    def _answering(self, longest: int | None, likely: Sequence[Sequence[int]]) -> Answering:
+        return Answering(stop_ids(self.tokenizer, ends_of(self.model)), longest or self.max_new_tokens, drafts_of(likely))
 
     def texts(
         self,
@@ -90,23 +105,28 @@ class Scorer:
         watch: Watch = ignore,
     ) -> list[str]:
         """Return the greedy answer to each prompt; `likely` ones are drafts, which are accepted as far as they are right."""
-        model, longest = self.model.eval(), max_new_tokens or self.max_new_tokens
+        model, how = self.model.eval(), self._answering(max_new_tokens, likely)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        how = Answering(stop_ids(self.tokenizer, ends_of(model)), longest, drafts_of(likely))
         prefix = _Prefix.of(model, prompts, self.device) if self.share_prefix and not self.packed else _Prefix.none()
 
         def read(batch: Sequence[int]) -> dict[int, str]:
             some = [prompts[i] for i in batch]
-            rows = decode(model, some, how) if self.packed else self._generate(some, prefix, how)
-            answers = [_until(how.stops, row) for row in rows]
-            return dict(zip(batch, self.tokenizer.batch_decode(answers, skip_special_tokens=True), strict=True))
+            rows = decode(model, some, how, row_tokens=TOKENS * self.batch) if self.packed else self._generate(some, prefix, how)
+            return dict(zip(batch, self._decoded(how, rows), strict=True))
 
         texts = {i: known[i] for i in order if i in known}
         batches = _batches(order, list(map(len, prompts)), self.batch, packed=self.packed)
+        if self.packed:
+            batches = ([i for row in rows for i in row] for rows in _together(batches, self.batch))
         for new in self._shared(read, [batch for batch in batches if not all(i in known for i in batch)]):
             texts.update(new)
             watch(new)
         return [texts[i] for i in range(len(prompts))]
+
+    def _decoded(self, how: Answering, rows: Any) -> list[str]:
+        answers = [_until(how.stops, row) for row in rows]
+        texts: list[str] = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        return texts
 
     def _generate(self, prompts: Sequence[Sequence[int]], prefix: _Prefix, how: Answering) -> Any:
         """The tokens after padded prompts."""
@@ -121,33 +141,82 @@ class Scorer:
             )
         return ids[:, inputs["input_ids"].shape[1] :]
 
-    def losses(self, examples: Sequence[Encoded], *, count: Callable[[int], None] = lambda read: None) -> list[dict[str, float]]:
+    def losses(self, examples: Sequence[Encoded], *, count: Callable[[int], None] = lambda done: None) -> list[dict[str, float]]:
         """Return how well the model predicts the right answers, token by token, each given the right ones before it."""
-        model = self.model.eval()
+        return self._scored(examples, count=count)[0]
+
+    def _scored(
+        self,
+        examples: Sequence[Encoded],
+        *,
+        how: Answering | None = None,
+        known: Mapping[int, str] = NOTHING,
+        watch: Watch = ignore,
+        count: Callable[[int], None],
+    ) -> tuple[list[dict[str, float]], list[str]]:
+        """Return how well the right answers are predicted, and the greedy ones as text, for which no packed prompt is read again.
+
+        The likeliest tokens after those of the right answer are the greedy answer's as far as both are the same.
+        """
+        self.model.eval()
         order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt) + len(examples[i].answer))
         numbered = iter(order)
-        groups = rows_of([examples[i] for i in order], TOKENS * self.batch, share=self.packed)
+        rows = [
+            [(next(numbered), e) for e in group]
+            for group in rows_of([examples[i] for i in order], TOKENS * self.batch, share=self.packed)
+        ]
 
-        def read(batch: Sequence[tuple[int, Encoded]]) -> dict[int, dict[str, float]]:
-            some = [e for _, e in batch]
-            row = (packed_row(some) if self.packed else micro_batch(some, pad=pad_of(self.tokenizer))).to(self.device)
-            with torch.inference_mode(), packed(model, row.layout, row.keep):
-                logits = model(**row.inputs, logits_to_keep=row.keep, use_cache=False).logits
-                answered = row.targets != IGNORED
-                predicted, right = row.answer_logits(logits).float(), row.targets[answered]
-                losses = torch.nn.functional.cross_entropy(predicted, right, reduction="none")
-                hits = (predicted.argmax(1) == right).float()
-            counts = answered.sum(1).tolist()
-            return {
-                i: {TOKEN_ACCURACY: float(hit.mean()), LOSS: float(in_float64(loss).mean())}
-                for (i, _), loss, hit in zip(batch, losses.split(counts), hits.split(counts), strict=True)
-            }
+        def read(batch: Sequence[Sequence[tuple[int, Encoded]]]) -> dict[int, tuple[dict[str, float], str]]:
+            numbers = [i for row in batch for i, _ in row]
+            generated = how if any(i not in known for i in numbers) else None
+            scores, begun = list[dict[str, float]](), list[Begun]()
+            for row in batch:
+                new, beginning = self._row([e for _, e in row], generated)
+                scores += new
+                begun += [beginning] if beginning else []
+            texts = [known.get(i, "") for i in numbers]
+            if generated is not None:
+                texts = self._decoded(generated, finish(self.model, begun, generated))
+            return dict(zip(numbers, zip(scores, texts, strict=True), strict=True))
 
-        scores: dict[int, dict[str, float]] = {}
-        for new in self._shared(read, [[(next(numbered), e) for e in group] for group in groups]):
-            scores |= new
-            count(len(scores))
-        return [scores[i] for i in range(len(examples))]
+        results: dict[int, tuple[dict[str, float], str]] = {}
+        answers = 0
+        for new in self._shared(read, list(_together(rows, self.batch if how else 0))):
+            results |= new
+            count(len(results) + answers)
+            if how is not None and any(i not in known for i in new):
+                watch({i: text for i, (_, text) in new.items()})
+                answers += len(new)
+        return [results[i][0] for i in range(len(examples))], [results[i][1] for i in range(len(examples))]
+
+    def _row(self, examples: Sequence[Encoded], how: Answering | None) -> tuple[list[dict[str, float]], Begun | None]:
+        """Return how well the right answers are predicted, and, where answers are generated, their beginnings."""
+        batch = packed_row(examples) if self.packed else micro_batch(examples, pad=pad_of(self.tokenizer))
+        counts = (batch.targets != IGNORED).sum(1).tolist()
+        # a split model makes its logits in all processes alike
+        large = batch.positions * len(self.tokenizer) > LARGE and not self.processes.sharded
+        head, there = self._head if large else None, batch.to(self.device)
+        with (
+            torch.inference_mode(),
+            packed(self.model, there.layout, there.keep),
+            nullcontext() if head is None else leaving_out(head),
+        ):
+            outputs = self.model(**there.inputs, logits_to_keep=there.keep, use_cache=how is not None)
+            right = there.targets[there.targets != IGNORED]
+            losses, likeliest = token_scores(there.answer_logits(outputs.logits), right, head)
+        hits = (likeliest == right).float().split(counts)
+        scores = [
+            {TOKEN_ACCURACY: float(hit.mean()), LOSS: float(in_float64(loss).mean())}
+            for loss, hit in zip(losses.split(counts), hits, strict=True)
+        ]
+        if how is None:
+            return scores, None
+        answers = [how.begun(tokens.tolist(), e.answer) for tokens, e in zip(likeliest.split(counts), examples, strict=True)]
+        return scores, Begun(cache_in(outputs), batch.read_up_to([len(answer) - 1 for answer in answers]), answers)
+
+    @cached_property
+    def _head(self) -> nn.Linear | None:
+        return plain_head(self.model)
 
     def _shared(self, read: Callable[[Any], dict[int, T]], batches: Sequence[Any]) -> Iterator[dict[int, T]]:
         """Results by example; the processes share the batches out, and have the results of all."""
@@ -177,6 +246,18 @@ def _batches(order: Sequence[int], lengths: Sequence[int], batch: int, *, packed
         group.append(i)
     if group:
         yield group
+
+
+def _together(rows: Iterable[list[T]], batch: int) -> Iterator[list[list[T]]]:
+    """Packed rows whose answers are generated at once: more than one while they hold fewer examples than a padded batch."""
+    some: list[list[T]] = []
+    for row in rows:
+        if some and (len(some) == ROWS or sum(map(len, some)) >= batch):
+            yield some
+            some = []
+        some.append(row)
+    if some:
+        yield some
 
 
 class _Prefix:

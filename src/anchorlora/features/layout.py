@@ -40,6 +40,11 @@ class Layout:
         """Return the place in the row of each example's last token, (examples,)."""
         return torch.tensor(self.lengths).cumsum(0) + self.prefix - 1
 
+    def places(self) -> list[Tensor]:
+        """Return the places in the row of each example's tokens, those of the prefix first."""
+        bounds = zip(self.starts, self.lengths, strict=True)
+        return [torch.cat([torch.arange(self.prefix), torch.arange(start, start + length)]) for start, length in bounds]
+
     def parts(self, row: Tensor, dim: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the prefix, and the own tokens of each example."""
         prefix, *own = row.split([self.prefix, *self.lengths], dim)

@@ -1,4 +1,4 @@
-"""Losses of answer tokens in chunks: the logits of all of them never exist.
+"""Losses of answer tokens in chunks: the logits of all of them never exist, in training or in scoring.
 
     p_i  probabilities (vocabulary,) of what follows hidden state h_i (d,)     W  head (vocabulary, d)
     loss_i = -log p_i[target_i]        d loss_i / d h_i = W^T (p_i - onehot(target_i))
@@ -59,6 +59,20 @@ def plain_head(model: nn.Module) -> nn.Linear | None:
     finally:
         model.train(training)
     return head if len(states) == 1 and logits is states[0] else None
+
+
+def token_scores(rows: Tensor, targets: Tensor, head: nn.Linear | None = None) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy (n,) in float32 of tokens, and the likeliest ones (n,), without gradients.
+
+    `rows` are logits (n, vocabulary), of which a chunk is copied at a time, or hidden states (n, d) whose logits the head makes.
+    """
+    words = rows.shape[1] if head is None else head.out_features
+    losses, likeliest = [], []
+    for part, right in zip(*(x.split(max(1, CHUNK // words)) for x in (rows, targets)), strict=True):
+        logits = (part if head is None else nn.functional.linear(part, head.weight, head.bias)).float()
+        losses.append(nn.functional.cross_entropy(logits, right, reduction="none"))
+        likeliest.append(logits.argmax(1))
+    return torch.cat(losses), torch.cat(likeliest)
 
 
 def losses_in_chunks(

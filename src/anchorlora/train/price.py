@@ -27,7 +27,7 @@ from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.config import Recipe
 from anchorlora.continual.batches import MicroBatch, micro_batch, packed_row, rows_of
 from anchorlora.continual.data import longest_first
-from anchorlora.continual.evaluate import TOKENS
+from anchorlora.continual.evaluate import ROWS, TOKENS
 from anchorlora.data import Encoded, EncodedExamples, Encoder, TextFiles, TextTask, examples_of, read_samples
 from anchorlora.devices import device_name
 from anchorlora.geometry import Spectrum
@@ -198,13 +198,14 @@ def _own_text(session: Session, request: SkillRequest, rates: Rates) -> Phase:
 
 
 def _tested(what: str, part: Part, rates: Rates, most: float, batch: int) -> Phase:
-    """Losses of all rows, and answers of so many tokens to batches of prompts."""
+    """Losses of all rows, and answers of so many tokens to batches of prompts, which go on from what was read for the losses."""
     seconds, amount = (part.rows + TRIED) * part.text * rates.reading, f"{part.rows:,} rows"
     if part.answer:
-        at_once = max(1, int(batch / max(1.0, part.prompt)))
+        a_row = max(1, int(batch / max(1.0, part.prompt)))
+        at_once = a_row * min(ROWS, -(-batch // TOKENS // a_row))
         whole, rest = divmod(part.rows, at_once)
         batches = [at_once] * whole + [rest] * (rest > 0)
-        seconds += part.rows * part.prompt * rates.reading + sum(rates.answered(rows, most) for rows in batches)
+        seconds += sum(rates.answered(rows, most) for rows in batches)
         amount += f", answers of at most {most:.0f} tokens"
     return Phase(what, amount, seconds)
 

@@ -1,7 +1,8 @@
 """The interface to lm-evaluation-harness: tasks by name, by file or from a folder of MMLU, and a model's scores on each.
 
-A log-likelihood task is scored exactly as `lm_eval --model hf` scores it, with the same prompts, tokens, and arithmetic; only the
-progress display, the logging, and the source of MMLU's rows differ. Nothing but this module and `reader` imports lm_eval.
+A log-likelihood task is scored as `lm_eval --model hf` scores it, with the same prompts and tokens, and equal up to rounding:
+inputs are read in packed rows, which read what they share once. Progress display, logging, and the source of MMLU's rows also
+differ. Nothing but this module and `reader` imports lm_eval.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.continual.evaluate import Scorer
-from anchorlora.data import Encoded, Encoder, Example, Task, normalize
+from anchorlora.data import Encoded, Encoder, Example, normalize
 from anchorlora.data.rendering import Turn, without_lead
 from anchorlora.data.text import shortened, turn_of
 from anchorlora.models.load import ends_of
@@ -30,7 +30,6 @@ from anchorlora_lab.suites.right_answers import read_answered
 
 METRIC = "exact_match"
 ROOM = 16  # tokens beyond the longest right answer: enough that what goes on is seen to be another answer
-ASKED = Task("", PROMPTS, "", ())
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,8 @@ class OwnPrompts:
         encoded, most = self._encoded(model, tokenizer, questions)
         watch.begins(len(encoded))
         scorer = Scorer(model, tokenizer, max_new_tokens=most, batch=questions.batch, device=model.device)
-        answers = scorer.score(ASKED, encoded, watch=lambda texts: watch.advance(len(texts)))
-        texts = [without_lead(answer.text, e.example.lead) for answer, e in zip(answers, encoded, strict=True)]
+        answers = scorer.texts([e.prompt for e in encoded], watch=lambda texts: watch.advance(len(texts)))
+        texts = [without_lead(answer.strip(), e.example.lead) for answer, e in zip(answers, encoded, strict=True)]
         right = [float(is_right(text, each.label)) for text, each in zip(texts, self.questions, strict=True)]
         error = statistics.stdev(right) / len(right) ** 0.5 if len(right) > 1 else None
         return Measured(

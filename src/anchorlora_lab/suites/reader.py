@@ -1,4 +1,4 @@
-"""How lm-evaluation-harness reads a model: its own arithmetic, with progress, a count of cut inputs, and a quiet terminal."""
+"""How lm-evaluation-harness reads a model: in packed rows, with progress, a count of cut inputs, and a quiet terminal."""
 
 from __future__ import annotations
 
@@ -14,13 +14,22 @@ import torch
 from lm_eval.api import metrics
 from lm_eval.api import task as harness_task
 from lm_eval.models.huggingface import HFLM
+from torch import Tensor
 
 from anchorlora.errors import NotFinite
+from anchorlora.features.layout import common_prefix, pack
+from anchorlora.models.packing import packed, unpackable
 from anchorlora_lab.suites.progress import EvalProgress
+
+SAMPLE = 64  # tokens of an input by which it is seen whether the model reads packed rows
 
 
 class Reader(HFLM):
-    """lm_eval's interface to a causal model, with progress reported, truncated inputs counted, and NaN refused."""
+    """lm_eval's interface to a causal model, with progress reported, truncated inputs counted, and NaN refused.
+
+    Inputs are read in packed rows where the model can: what they begin with, such as solved examples, is read once a row, and
+    logits are made of the continuations alone.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, *, batch: int, watch: EvalProgress) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch)
@@ -31,15 +40,46 @@ class Reader(HFLM):
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, override_bs=None):
-        inputs = {tuple(context + continuation[:-1]) for _, context, continuation in requests}  # read once each
-        self.cut += sum(len(each) > self.max_length for each in inputs)
-        self.watch.begins(len(inputs))
-        return super()._loglikelihood_tokens(requests, disable_tqdm=True, override_bs=override_bs)
+        asked: dict[tuple[int, ...], list[int]] = {}  # what the model reads -> the requests that are scored on it
+        for i, (_, context, continuation) in enumerate(requests):
+            asked.setdefault((*context, *continuation[:-1]), []).append(i)
+        self.cut += sum(len(ids) > self.max_length for ids in asked)
+        self.watch.begins(len(asked))
+        if self._unpacked(list(asked)):
+            return super()._loglikelihood_tokens(requests, disable_tqdm=True, override_bs=override_bs)
+        found: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        scored = {ids: max(len(requests[i][2]) for i in those) for ids, those in asked.items()}
+        inputs = sorted((ids[-self.max_length :], count, ids) for ids, count in scored.items())
+        for prefix, row in shared_rows([each[:2] for each in inputs], self.batch_size * max(len(ids) for ids, *_ in inputs)):
+            some, inputs = inputs[: len(row)], inputs[len(row) :]
+            for log_p, (_, _, ids) in zip(self._log_p(row, prefix), some, strict=True):
+                for i in asked[ids]:
+                    right = torch.tensor(requests[i][2], device=log_p.device)
+                    own = log_p[-len(right) :]
+                    found[i] = float(own.gather(1, right[:, None]).sum()), bool((own.argmax(1) == right).all())
+            self.watch.advance(len(row))
+        return found
+
+    def _unpacked(self, inputs: Sequence[tuple[int, ...]]) -> bool:
+        """Return True if the model reads no packed rows."""
+        longest = sorted(inputs, key=len)[-2:]
+        width = min(self.max_length, max(map(len, longest), default=0))
+        return not inputs or unpackable(self.model, [ids[-SAMPLE:] for ids in longest], longest=width) is not None
+
+    def _log_p(self, row: Sequence[tuple[tuple[int, ...], int]], prefix: int) -> Sequence[Tensor]:
+        """Log-probabilities (n, words) after the last n tokens of each input of a packed row."""
+        layout, ids = pack([ids for ids, _ in row], prefix)
+        keep = torch.cat([places[-count:] for places, (_, count) in zip(layout.places(), row, strict=True)]).to(self.device)
+        tokens = {"input_ids": torch.tensor([ids]), "position_ids": layout.positions()[None]}
+        with torch.inference_mode(), packed(self.model, layout, keep):
+            logits = self.model(**{k: v.to(self.device) for k, v in tokens.items()}, logits_to_keep=keep, use_cache=False).logits
+        logits = logits[0] if logits.shape[1] == len(keep) else logits[0, keep]
+        _refuse_nan(logits)
+        return logits.log_softmax(-1, dtype=self.softmax_dtype).split([count for _, count in row])
 
     def _model_call(self, inps, attn_mask=None, labels=None):
         logits = super()._model_call(inps, attn_mask=attn_mask, labels=labels)
-        if torch.isnan(logits).any():
-            raise NotFinite("the model's scores are NaN, so no answer is the most likely; check the adapter, or use float32")
+        _refuse_nan(logits)
         self.watch.advance(len(inps))
         return logits
 
@@ -52,6 +92,36 @@ class Reader(HFLM):
         tokens = super()._model_generate(context, max_length, stop, **generation_kwargs)
         self.watch.advance(len(context))
         return tokens
+
+
+def _refuse_nan(logits: Tensor) -> None:
+    if torch.isnan(logits).any():
+        raise NotFinite("the model's scores are NaN, so no answer is the most likely; check the adapter, or use float32")
+
+
+def shared_rows(
+    inputs: Sequence[tuple[tuple[int, ...], int]], most: int
+) -> Iterator[tuple[int, list[tuple[tuple[int, ...], int]]]]:
+    """Yield sorted inputs in rows of at most so many tokens, with how many tokens of each row are shared.
+
+    An input joins a row where that reads fewer tokens than a row of its own. What is shared ends before the last n tokens of each
+    input, which are scored: n is given beside the tokens.
+    """
+    row: list[tuple[tuple[int, ...], int]] = []
+    prefix = tokens = 0
+    for ids, count in inputs:
+        own = len(ids) - count
+        if row:
+            common = min(prefix, own, common_prefix([row[-1][0], ids]))
+            joined = tokens + (len(row) - 1) * (prefix - common) + len(ids) - common
+            if joined <= min(most, tokens + len(ids)):
+                row.append((ids, count))
+                prefix, tokens = common, joined
+                continue
+            yield prefix if len(row) > 1 else 0, row
+        row, prefix, tokens = [(ids, count)], own, len(ids)
+    if row:
+        yield prefix if len(row) > 1 else 0, row
 
 
 @contextmanager
