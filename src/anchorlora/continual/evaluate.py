@@ -27,7 +27,7 @@ from anchorlora.continual.decode import Answering, Begun, decode, drafts_of, fin
 from anchorlora.data import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
 from anchorlora.data.templates import stop_ids
 from anchorlora.devices import in_float64
-from anchorlora.models.head import LARGE, leaving_out, plain_head, token_scores
+from anchorlora.models.head import LARGE, leaving_out, of_own_rows, plain_head, token_scores
 from anchorlora.models.load import cache_argument, cache_in, ends_of, pad_of
 from anchorlora.models.packing import packed
 from anchorlora.processes import ALONE, Processes
@@ -131,7 +131,7 @@ class Scorer:
     def _generate(self, prompts: Sequence[Sequence[int]], prefix: _Prefix, how: Answering) -> Any:
         """The tokens after padded prompts."""
         inputs = prefix.before(padded([prompt[prefix.length :] for prompt in prompts], pad_of(self.tokenizer)))
-        with torch.inference_mode():
+        with torch.inference_mode(), of_own_rows(self.model):
             ids = self.model.generate(  # type: ignore[operator]  # of any causal language model
                 input_ids=inputs["input_ids"].to(self.device),
                 attention_mask=inputs["attention_mask"].to(self.device),

@@ -39,6 +39,22 @@ def leaving_out(head: nn.Linear) -> Iterator[list[Tensor]]:
         del head.__dict__["forward"]
 
 
+@contextmanager
+def of_own_rows(model: Any) -> Iterator[None]:
+    """Let a head in bfloat16 read copies of the rows that it is given: of a view, as after a prompt is read, torch's CPU kernel
+    copies the whole head for each row.
+    """
+    head = next((part.get_output_embeddings() for part in model.modules() if isinstance(part, PreTrainedModel)), None)
+    if head is None:
+        yield
+        return
+    hook = head.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(), *inputs[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def plain_head(model: nn.Module) -> nn.Linear | None:
     """Return the frozen linear head whose outputs are the logits; None where something else happens to them, as a soft cap."""
     reader = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), None)

@@ -29,6 +29,7 @@ from anchorlora.config import BaseModelSettings
 from anchorlora.data.templates import ASKED, rendered, stop_ids
 from anchorlora.devices import free_memory, in_float64, multiplies_bfloat16
 from anchorlora.errors import InvalidValue
+from anchorlora.models.head import of_own_rows
 from anchorlora.models.load import cache_argument, cache_in, device_of, dtype_of, empty_model, ends_of, pad_of, quantization
 from anchorlora.models.packing import WINDOWS
 
@@ -184,11 +185,7 @@ def writing(model: Any) -> Any:
     free = free_memory(parameters[0].device)
     if free is not None and free < 4 * sum(p.numel() for p in parameters):  # twice the copy
         return model
-    made = deepcopy(model, {id(p): nn.Parameter(p.detach().to(torch.bfloat16), requires_grad=False) for p in parameters})
-    head = made.get_output_embeddings()
-    if head is not None:  # torch copies the whole head for each row of an input in bfloat16 that is a view
-        head.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(), *inputs[1:]))
-    return made
+    return deepcopy(model, {id(p): nn.Parameter(p.detach().to(torch.bfloat16), requires_grad=False) for p in parameters})
 
 
 def _write_batches(
@@ -280,14 +277,15 @@ def draw(
                 max_new_tokens=longest + width - ids.shape[1],
                 return_dict_in_generate=True,
             )
-            made = model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                generation_config=how,
-                logits_processor=LogitsProcessorList([rows]),
-                stopping_criteria=StoppingCriteriaList([_Leaving(rows)]),
-                **({} if cache is None else {argument: cache}),
-            )
+            with of_own_rows(model):
+                made = model.generate(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    generation_config=how,
+                    logits_processor=LogitsProcessorList([rows]),
+                    stopping_criteria=StoppingCriteriaList([_Leaving(rows)]),
+                    **({} if cache is None else {argument: cache}),
+                )
             ids, cache = made.sequences, cache_in(made)
             mask = torch.cat([mask, mask.new_ones(len(mask), ids.shape[1] - mask.shape[1])], 1)
     finally:
