@@ -6,6 +6,7 @@ in a process of its own, whose CPU seconds and peak memory count, and is tested 
     before    the model as it was
     plain     --method inc-lora at the rate, targets and epochs that the frontier chose for plain LoRA
     command   --keep self, nothing else given
+    rival     the same with --method replay: plain LoRA with the model's own text in the mix
 
     plain-chain, command-chain    the same for labels; then card, and then passage, with --after: all skills so far are tested.
                                   Plain LoRA trains the same adapter further.
@@ -37,6 +38,7 @@ BEFORE = "before"
 VARIANTS = {
     "plain": ["--method", "inc-lora", "--targets", "all-linear", "--learning-rate", "5e-4", "--epochs", "2"],
     "command": ["--keep", "self"],
+    "rival": ["--keep", "self", "--method", "replay"],
 }
 NEXT = {"plain": ["--method", "seq-lora", "--same-size", "--learning-rate", "5e-4", "--epochs", "2"], "command": []}  # in a chain
 if more := os.environ.get("ANCHORLORA_VARIANTS"):  # NAME=WORDS;NAME=WORDS, to try others
@@ -122,7 +124,7 @@ def main(out: Path, model: str, data: Path, names: list[str], seeds: list[int]) 
     for seed in seeds:
         for name in names:
             if name == "chain":
-                for variant in VARIANTS:
+                for variant in NEXT:
                     chain(out, model, data, known, seed, variant)
                 continue
             for variant in (BEFORE, *VARIANTS):

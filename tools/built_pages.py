@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 from tabulate import tabulate
 
@@ -27,7 +28,7 @@ from anchorlora.recipes import standard_cl
 from anchorlora.train.request import default_recipe
 from anchorlora_lab.frontier.bench import read_records
 from anchorlora_lab.frontier.picture import picture
-from anchorlora_lab.frontier.tables import frontier_tables
+from anchorlora_lab.frontier.tables import difference, frontier_tables, points_of
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.figures.style import as_bytes
 
@@ -39,7 +40,7 @@ FRONTIER, CHOOSING = ROOT / "results/frontier", ("labels", "card")
 def frontier_in_words() -> str:
     """What plain LoRA and our own methods keep where they learn as much, on the skills that chose the settings."""
     table, *_ = frontier_tables(read_records(FRONTIER / "smollm2"), choosing=CHOOSING)
-    rows, clusters = {row[0].removesuffix(" †"): row for row in table.rows}, table.rows[0][3]
+    rows, counts = {row[0].removesuffix(" †"): row for row in table.rows}, [row[3] for row in table.rows]
     names = {
         "plain": "plain LoRA, scaled,",
         "own-10": "with 10 % own text in the mix",
@@ -50,8 +51,45 @@ def frontier_in_words() -> str:
     return (
         "on SmolLM2-135M-Instruct, all linear layers, each at the setting that by other examples learns as much as plain LoRA at "
         "its best (own text: learns most). New skill, in %, and the change of old abilities, in points "
-        f"({clusters} pairs of a skill and a seed): {said}. Own text keeps more at other settings; one seed cannot tell."
+        f"({min(counts)} to {max(counts)} pairs of a skill and a seed): {said}. [At two epochs](docs/lab/frontier.md), own text "
+        "learns and keeps as much as `fold-16`: `--method replay --keep self`."
     )
+
+
+def frontier_beside_a_rival(model: str) -> str:
+    """Plain LoRA, own text in the mix and fold-16 at one rate and two epochs, on all that they share: no setting is chosen."""
+    points = [p for p in points_of(read_records(FRONTIER / model)) if p.setting[:2] == (5e-4, 2)]
+    rows = {(name, scale): {} for name, scale in (("plain", 1), ("plain", 0.7), ("own-10", 1), ("own-10", 0.7), ("fold-16", 1))}
+    for point in points:
+        if (point.row, point.setting[2]) in rows:
+            rows[(point.row, point.setting[2])][point.cluster] = point
+    shared = sorted(set.intersection(*map(set, rows.values())))
+    table = []
+    for (name, scale), of in rows.items():
+        mine = [of[cluster] for cluster in shared]
+        less = difference([(rows[("fold-16", 1)][cluster], of[cluster]) for cluster in shared])
+        spans = [
+            "{:+.1f} ({:+.1f} to {:+.1f})".format(a, *b)
+            for a, b in ((less.learned, less.learned_interval), (less.kept, less.kept_interval))
+        ]
+        means = [
+            fmean(p.learned for p in mine),
+            fmean(p.kept for p in mine),
+            fmean(p.kl["chats"] for p in mine),
+            fmean(p.seconds for p in mine),
+        ]
+        table.append(
+            [
+                name,
+                f"{scale:g}",
+                *("{:.1f} {:+.1f} {:.3f} {:.0f}".format(*means).split()),
+                *(spans if name != "fold-16" else ["", ""]),
+            ]
+        )
+    heads = ["row", "scale", "new", "kept", "KL own", "CPU s", "fold-16 learns more by", "fold-16 keeps more by"]
+    named = ", ".join(f"{skill} {seed}" for skill, seed in shared)
+    grid = tabulate(table, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 7))
+    return f"{grid}\n\nSkills and seeds: {named}. All examples of each; points with 95 % intervals over clusters and examples.\n"
 
 
 def table_of_fields() -> str:
@@ -83,6 +121,7 @@ def shown(value: object) -> str:
 REGIONS: dict[str, Callable[..., str]] = {
     "forms": table_of_forms,
     "frontier-in-words": frontier_in_words,
+    "frontier-rival": frontier_beside_a_rival,
     "fields": table_of_fields,
     "frontier": lambda model: "\n".join(map(writers.markdown, frontier_tables(read_records(FRONTIER / model), choosing=CHOOSING))),
     **results_own.TABLES,

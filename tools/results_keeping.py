@@ -180,6 +180,8 @@ def price() -> str:
     by |= {("before", *key[1:]): r for r in records if r["variant"] == "before" for key in by if key[1] == r["skill"]}
     clusters = [key[1:] for key in by if key[0] == "command" and ("plain", *key[1:]) in by]
     called = {"before": "before", "plain": "plain LoRA at its best rate", "command": "**the command below**"}
+    if all(("rival", *cluster) in by for cluster in clusters):
+        called["rival"] = "the same with `--method replay`"
     found = {name: [by[(name, *cluster)] for cluster in clusters] for name in called}
     abilities = {"instructions": "instructions", "facts": "facts", "choice": "multiple choice"}
 

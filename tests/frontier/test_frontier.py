@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from anchorlora.errors import UnknownName
 from anchorlora_lab.frontier.bench import BEFORE, append, bench, planned, read_records
 from anchorlora_lab.frontier.rows import ROWS, Row
-from anchorlora_lab.frontier.tables import chosen, chosen_rates, frontier_tables, interval, points_of
+from anchorlora_lab.frontier.tables import chosen, chosen_rates, difference, frontier_tables, interval, points_of
 
 SKILLS = ("labels", "card")
 BITS = st.lists(st.integers(0, 1), min_size=4, max_size=4)
@@ -73,6 +73,12 @@ def test_the_setting_of_a_row_is_the_one_of_the_log(records):
         else:
             assert fmean(new[row, setting]) == max(fmean(values) for key, values in new.items() if key[0] == row)
     assert {"plain", "other"} == set(settings)
+    points = points_of(records)
+    pairs = [(a, b) for a in points for b in points if (a.row, b.row, a.cluster) == ("other", "plain", b.cluster)]
+    less, values = difference(pairs), [{"new": [x - y for x, y in zip(a.new, b.new, strict=True)]} for a, b in pairs]
+    assert less.learned == pytest.approx(100 * fmean(fmean(each["new"]) for each in values))
+    assert less.learned_interval == interval(values)
+    assert less.kept == pytest.approx(fmean(a.kept - b.kept for a, b in pairs))
     assert chosen_rates(records, choosing=SKILLS) == {row: setting[0] for row, (setting, _) in settings.items()}
 
 

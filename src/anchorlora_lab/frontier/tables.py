@@ -138,6 +138,24 @@ def interval(clusters: Sequence[Mapping[str, Values]], *, draws: int = DRAWS) ->
     return float(low), float(high)
 
 
+@dataclass(frozen=True)
+class Difference:
+    """What one row learns and keeps more than another, over the clusters that both have; in points, with 95 % intervals."""
+
+    learned: float
+    learned_interval: tuple[float, float]
+    kept: float
+    kept_interval: tuple[float, float]
+
+
+def difference(pairs: Sequence[tuple[Point, Point]]) -> Difference:
+    """Return how the first points of pairs of one cluster differ from the second ones."""
+    new = [{"new": [x - y for x, y in zip(a.new, b.new, strict=True)]} for a, b in pairs]
+    old = [{k: [x - y for x, y in zip(a.changes[k], b.changes[k], strict=True)] for k in a.changes} for a, b in pairs]
+    learned, kept = fmean(a.learned - b.learned for a, b in pairs), fmean(a.kept - b.kept for a, b in pairs)
+    return Difference(learned, interval(new), kept, interval(old))
+
+
 def frontier_tables(records: Sequence[Mapping[str, Any]], *, choosing: Sequence[str]) -> list[Table]:
     """The frontier on the skills that choose, and on the others as far as they have runs."""
     skills = dict.fromkeys(record["skill"] for record in records if record["row"] == PLAIN)
@@ -163,8 +181,7 @@ def frontier_table(records: Sequence[Mapping[str, Any]], title: str, *, choosing
         both = [(a, b) for a, b in pairs if b is not None]
         if not both:
             continue
-        new = interval([{"new": [x - y for x, y in zip(a.new, b.new, strict=True)]} for a, b in both])
-        kept = interval([{k: [x - y for x, y in zip(a.changes[k], b.changes[k], strict=True)] for k in a.changes} for a, b in both])
+        less = difference(both)
         losses = sum(change < 0 for p in members for values in p.changes.values() for change in values)
         gains = sum(change > 0 for p in members for values in p.changes.values() for change in values)
         rows.append(
@@ -174,9 +191,9 @@ def frontier_table(records: Sequence[Mapping[str, Any]], title: str, *, choosing
                 f"{setting[0]:g}, {setting[1]}, {setting[2]:g}",
                 len({p.cluster for p in members}),
                 fmean(p.learned for p in members),
-                f"{fmean(a.learned - b.learned for a, b in both):+.1f} ({new[0]:+.1f} to {new[1]:+.1f})",
+                "{:+.1f} ({:+.1f} to {:+.1f})".format(less.learned, *less.learned_interval),
                 fmean(p.kept for p in members),
-                f"{fmean(a.kept - b.kept for a, b in both):+.1f} ({kept[0]:+.1f} to {kept[1]:+.1f})",
+                "{:+.1f} ({:+.1f} to {:+.1f})".format(less.kept, *less.kept_interval),
                 *(100 * fmean(fmean(p.changes[ability]) for p in members) for ability in abilities),
                 f"{losses}, {gains}",
                 fmean(p.kl["chats"] for p in members),
