@@ -10,7 +10,6 @@ from typing import Any
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from anchorlora.scores import Paired
 from anchorlora_lab.frontier.bench import read_records
 from anchorlora_lab.frontier.tables import interval
 from anchorlora_lab.report.figures.style import COLORS, REFERENCE, as_bytes
@@ -101,6 +100,17 @@ def scores(found: Sequence[dict[str, Any]], task: str, metric: str) -> list[floa
     return [unit * value for each in sorted(found, key=lambda r: r["seed"]) for value in each["scores"][task][metric]]
 
 
+def between(theirs: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]], task: str, metric: str) -> str:
+    """The mean difference of ours, its 95 % interval over seeds and examples, and the difference of each seed."""
+    seeds = sorted({r["seed"] for r in theirs} & {r["seed"] for r in ours})
+    by_seed = [[scores([r for r in group if r["seed"] == seed], task, metric) for group in (theirs, ours)] for seed in seeds]
+    differences = [[b - a for a, b in zip(was, now, strict=True)] for was, now in by_seed]
+    low, high = (bound / 100 for bound in interval([{metric: each} for each in differences]))
+    digits = 3 if metric == "loss" else 1
+    each = ", ".join(f"{mean(values):+.{digits}f}" for values in differences)
+    return f"{mean([mean(values) for values in differences]):+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f}; {each})"
+
+
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
@@ -143,14 +153,9 @@ def tables(results: dict[str, list[dict[str, Any]]]) -> str:
             continue
         seeds = set.intersection(*({r["seed"] for r in results[name]} for name in pair))
         ours, theirs = ([r for r in results[name] if r["seed"] in seeds] for name in pair)
-        cells = []
-        for where in MEASURED:
-            was, now = scores(theirs, *where), scores(ours, *where)
-            low, high = Paired(was, now).interval()
-            digits = 3 if where[1] == "loss" else 1
-            cells.append(f"{mean(now) - mean(was):+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})")
+        cells = [between(theirs, ours, *where) for where in MEASURED]
         lines.append([f"{WORDS[pair[0]]} against {WORDS[pair[1]]}", str(len(seeds)), *cells])
-    heads = ["difference (95 % interval)", "seeds", "agnews, points", "dbpedia, points", "text, loss"]
+    heads = ["difference (95 % interval; each seed)", "seeds", "agnews, points", "dbpedia, points", "text, loss"]
     second = tabulate(lines, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 4))
     return f"{first}\n\n{second}\n"
 
@@ -165,11 +170,18 @@ def instead(results: dict[str, list[dict[str, Any]]]) -> str:
         new, old = (scores(found, *where) for where in MEASURED[:2])
         lost = ""
         if name != "before":
-            was = scores(results["before"], *MEASURED[1])
-            low, high = Paired(was, old).interval()
-            lost = f"{mean(old) - mean(was):+.1f} ({low:+.1f} to {high:+.1f})"
+            lost = between(results["before"], found, *MEASURED[1])
         rows.append([words, NEEDS[name], f"{mean(new):.1f}", f"{mean(old):.1f}", lost, *costs(found)])
-    heads = ["you use", "it needs", "new task, %", "old task, %", "old task, change (95 %)", "CPU s", "peak MB", "stored MB"]
+    heads = [
+        "you use",
+        "it needs",
+        "new task, %",
+        "old task, %",
+        "old task, change (95 %; each seed)",
+        "CPU s",
+        "peak MB",
+        "stored MB",
+    ]
     return tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", "left", *["right"] * 6)) + "\n"
 
 

@@ -44,7 +44,7 @@ class Train(ReadsRows):
 )
 @click.option("--after", metavar="RUN", help="Continue from an earlier --out: train from its adapter, and keep all that it keeps.")
 @click.option("--out", "to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The run directory.")
-@click.option("--same-size", is_flag=True, help="Train the old adapter further, instead of a new block next to it.")
+@click.option("--same-size", is_flag=True, help="The adapter does not grow: the old one is trained further, or folded.")
 @click.option("--compare", is_flag=True, help="Train without protection as well, for comparison.")
 @click.option(
     "--budget",
@@ -55,7 +55,7 @@ class Train(ReadsRows):
 @click.option(
     "--method",
     shell_complete=methods_beginning,
-    help="A method (see `anchorlora methods`).  [default: fold-16; with --adapter inc-lora-hard; with --same-size sfor]",
+    help="A method (see `anchorlora methods`).  [default: fold-16; with --adapter inc-lora-hard, --same-size sfor]",
 )
 @click.option("--name", help="Name of the skill.  [default: the name of the file]")
 @click.option(

@@ -167,9 +167,9 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
         raise InvalidValue(
             "--same-size trains an old adapter further, and there is none: give --adapter or --after, or leave it out"
         )
-    how = methods[method or (SAME_SIZE if same_size else _fresh(fields))]
-    if same_size and how.plan.family != "shared":
-        raise InvalidValue(f"--same-size needs a method with one shared adapter, and {how.name} has a block per task")
+    how = methods[method or (SAME_SIZE if same_size and not _remembered(fields.get("after")) else _fresh(fields))]
+    if same_size and how.plan.family != "shared" and getattr(how.plan, "grows", True):
+        raise InvalidValue(f"--same-size needs a method whose adapter does not grow, and {how.name} adds a block per task")
     how.refuse_without_memory("text", FROM_TEXT)
     _refuse_without_examples(how)
     needs = reads_cores(how) and not (_merges(how) and "old_adapter" in fields)
@@ -190,10 +190,15 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
         raise explained(error, "train") from None
 
 
+def _remembered(place: Any) -> bool:
+    """Whether an earlier run left what answers depend on, so that its adapter is folded and does not grow."""
+    return bool(place) and (Path(place) / SKILL / "after" / MEMORY).is_file()
+
+
 def _fresh(fields: Mapping[str, Any]) -> str:
     """The method of a new block: the exact one beside an old adapter, which a fold would cut, or a run that left cores alone."""
-    runs = [Path(place) / SKILL / "after" for place in (fields.get("after"), *fields["keep"]) if place]
-    return EXACT if fields.get("old_adapter") or any(run.is_dir() and not (run / MEMORY).is_file() for run in runs) else FRESH
+    runs = [place for place in (fields.get("after"), *fields["keep"]) if place and (Path(place) / SKILL / "after").is_dir()]
+    return EXACT if fields.get("old_adapter") or not all(map(_remembered, runs)) else FRESH
 
 
 def _refuse_repeated_fields(settings: Mapping[str, str]) -> None:
