@@ -468,7 +468,7 @@ def test_the_trace_on_real_text_ends_in_the_papers_order_with_every_seed():
 
 def test_every_claim_about_the_paper_names_a_test_or_a_table(pages):
     head = "\n".join(pages["results-real.md"].splitlines()[2:12])
-    assert "Where the paper is contradicted" in head, "in the first ten lines"
+    assert "What differs here from the paper" in head, "in the first ten lines"
     mini = re.sub(r"(?m)^<!-- (?:lead|unaligned) .*\n", "", (ROOT / "docs/lab/results-mini.md").read_text())  # no claims
     told = mini[mini.index("## What agrees") : mini.index("## What the mechanism shows")]
     told = built(told, "lab/results-mini.md")
