@@ -110,6 +110,17 @@ def test_inputs_and_outputs_are_those_of_answers_that_the_model_draws_over_two_t
             assert float((mine - right).norm()) <= 2e-4 * float(right.norm()), name  # float32 forward and backward passes
 
 
+def test_answers_are_drawn_where_peft_calls_the_forward_of_the_base_past_its_hooks(stack, monkeypatch):
+    """As PEFT before 0.21 does."""
+    found = []
+    for _ in range(2):
+        found.append(AnswerSensitivity().end_task(stack.anchor(losses=losses_of(stack.model, texts(3)))))
+        forward = "peft.tuners.tuners_utils.BaseTuner.forward"
+        monkeypatch.setattr(forward, lambda tuner, *args, **options: tuner.model.forward(*args, **options))
+    assert found[0]
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+
+
 def test_what_is_remembered_has_a_constant_size_and_the_whole_trace(stack):
     kept, past, sizes, traces = AnswerSensitivity(examples=4, inputs=6, outputs=3), {}, [], []
     for task in range(3):

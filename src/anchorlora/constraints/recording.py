@@ -132,9 +132,11 @@ def record_examples(anchor: Anchor, who: str) -> Iterator[ExampleRecord]:
         """Forget the calls of the pass before."""
         seen.calls.clear()
 
-    base = base_model_in(anchor.model)
     hooks = [layers[layer.name].register_forward_hook(note(layer.name)) for layer in anchor.layers]
-    hooks += [base.register_forward_pre_hook(clear), base.register_forward_hook(keep)]
+    for whole in dict.fromkeys(
+        (base_model_in(anchor.model), anchor.model)
+    ):  # some versions of PEFT call the base's forward, past its hooks
+        hooks += [whole.register_forward_pre_hook(clear), whole.register_forward_hook(keep)]
     modes = {module: module.training for module in anchor.model.modules()}
     try:
         yield seen

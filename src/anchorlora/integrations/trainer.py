@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 
 from anchorlora.adapters import activate
+from anchorlora.adapters.attach import DEFAULT
 from anchorlora.constraints import innermost
 from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.integrations.base import CallbackBase
 from anchorlora.measurement.directions import Belief, Protected
 from anchorlora.measurement.recorder import record_steps
+from anchorlora.store.adapter_config import CONFIG_FILE
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -63,6 +66,8 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
         True
     """
 
+    resumed: str | None = None  # the checkpoint that training goes on from
+
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Wrap the trainer's `train`, so that an exception releases everything.
 
@@ -73,7 +78,7 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
         """
         trainer = _find_trainer()
         if trainer is not None:
-            trainer.train = self._release_after(trainer.train)
+            trainer.train = self._release_after(trainer, trainer.train)
             trainer.create_optimizer = self._activate_after(trainer, trainer.create_optimizer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **_: Any) -> None:
@@ -106,9 +111,12 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
         """
         self.end()
 
-    def _release_after(self, train: Callable[..., Any]) -> Callable[..., Any]:
+    def _release_after(self, trainer: Trainer, train: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(train)
         def train_and_release(*args: Any, **kwargs: Any) -> Any:
+            self.resumed = kwargs.get("resume_from_checkpoint", args[0] if args else None)
+            if self.resumed is True:
+                self.resumed = get_last_checkpoint(trainer.args.output_dir)
             try:
                 return train(*args, **kwargs)
             except BaseException as error:
@@ -122,12 +130,20 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
 
         @wraps(create)
         def create_and_activate(*args: Any, **kwargs: Any) -> Any:
+            if self.resumed:
+                _load_left_out(trainer.model, Path(self.resumed))
             adapter_name, history = self.anchoring["adapter_name"], self.anchoring["history"]
             if adapter_name is not None and history is not None:
                 activate(trainer.model, adapter_name, history=history)
             return create(*args, **kwargs)
 
         return create_and_activate
+
+
+def _load_left_out(model: Any, checkpoint: Path) -> None:
+    """Load the adapter "default" of a checkpoint with others beside it: transformers up to 5.16, at least, loads those alone."""
+    if (checkpoint / CONFIG_FILE).is_file() and any(checkpoint.glob(f"*/{CONFIG_FILE}")) and DEFAULT in model.peft_config:
+        model.load_adapter(str(checkpoint), DEFAULT, is_trainable=True)
 
 
 def _find_trainer() -> Trainer | None:
