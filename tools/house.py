@@ -57,6 +57,11 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
+def documents() -> list[Path]:
+    """Pages of docs/ that users read, which are at most 15, with 30,000 words."""
+    return [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name not in NOT_COUNTED and page.name != INDEX]
+
+
 def circles() -> list[tuple[str, str]]:
     """Pairs of modules that import each other, over any number of others."""
     files = {path for package in PACKAGES for path in (ROOT / "src" / package).rglob("*.py") if path.name != "__init__.py"}
@@ -86,7 +91,7 @@ def main() -> None:
         print(f"{package}: {len(counts)} files, {code:,} lines of code, {docstrings:,} lines of docstrings")
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     print(f"files in the repository: {len(tracked):,}, of which results: {sum(name.startswith('results/') for name in tracked):,}")
-    pages = [p for p in (ROOT / "docs").rglob("*.md") if p.parent.name not in NOT_COUNTED and p.name != INDEX]
+    pages = documents()
     words = sum(len(page.read_text().split()) for page in pages)
     print(f"documents for users: {len(pages)} pages, {words:,} words; README {len((ROOT / 'README.md').read_text().split()):,}")
     for edit, files in EDITS.items():

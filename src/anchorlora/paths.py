@@ -39,10 +39,10 @@ def expanded(place: str | Path) -> Path:
         raise InvalidValue(f"{str(place)!r:.90} begins with the home folder of an unknown user; write out the path") from None
 
 
-def nearest_folders(path: Path) -> str:
-    """Return the end of an error message: folders with names like that of a missing one; empty if there are none."""
+def nearest(path: Path, *, files: bool = False) -> str:
+    """Return the end of an error message: folders, or files too, with names like that of a missing one; empty if there are none."""
     parent = path.parent
-    siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+    siblings = [p.name for p in parent.iterdir() if files or p.is_dir()] if parent.is_dir() else []
     near = get_close_matches(path.name, siblings, n=3, cutoff=0.5)
     return f"; nearest: {', '.join(str(parent / name) for name in near)}" if near else ""
 

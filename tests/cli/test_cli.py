@@ -359,7 +359,7 @@ def test_data_import_and_verify(small_benchmark, tmp_path, capsys):
         ),
         (["run", "mini", "--method", "sfor", "--set", "rank=-1", "--out", "x"], "adapter.rank: .*greater than or equal to 1"),
         (["run", "mini", "--method", "sfor", "--set", "rank", "--out", "x"], "--set takes field=value, not 'rank'"),
-        (["run", "mini", "--method", "sfor", "--seed", "many"], "'many' is not a valid integer"),
+        (["run", "mini", "--method", "sfor", "--seed", "many"], "'many' is not a whole number"),
         (["run", "mini", "--method", "sfor", "--model", "./nowhere", "--out", "x"], "no model at ./nowhere"),
         (
             ["run", "mini", "--method", "sfor", "--data", "./nowhere", "--out", "x"],

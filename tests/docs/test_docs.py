@@ -13,6 +13,7 @@ from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import house
 import models
 from anchorlora import embedded
 from anchorlora.cli.app import COMMANDS, FAILED, INTERRUPTED, STOPPED, WRONG, app
@@ -106,8 +107,14 @@ def test_links_lead_somewhere():
                 assert anchor in anchors(led), (page.name, target, anchor)
 
 
+def test_the_documents_of_users_are_few_and_short():
+    pages = house.documents()
+    assert len(pages) <= 15
+    assert sum(len(page.read_text().split()) for page in pages) <= 30_000
+
+
 def test_each_thread_that_is_met_is_shown_by_a_test_that_exists():
-    text = (ROOT / "docs/supported.md").read_text()
+    text = (ROOT / "docs/lab/methods-elsewhere.md").read_text()
     section = text.partition("## What threads in public ask for")[2]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| ")][1:]
     threads = [thread for _, named, *_ in rows for thread in named.split(", ")]

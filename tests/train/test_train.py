@@ -267,6 +267,8 @@ def test_the_page_shows_the_verdict_first_and_escapes_what_files_hold(taught, da
 BAD = {
     "nothing to keep": (["--data", "news"], "nothing is named: add --keep self"),
     "no file": (["--data", "none.jsonl", "--keep", "self"], "there is no file"),
+    "a name near that of a file": (["--data", "od.jsonl", "--keep", "self"], "nearest: "),
+    "a misspelled self": (["--data", "news", "--keep", "selff"], "is kept with --keep self"),
     "no columns": (["--data", "odd", "--keep", "self"], "no known column"),
     "same size of nothing": (["--data", "news", "--keep", "self", "--same-size"], "--same-size trains an old adapter further"),
     "two beginnings": (["--data", "news", "--after", "news", "--adapter", "news"], "--adapter does not fit"),
@@ -275,7 +277,7 @@ BAD = {
     "unknown field": (["--data", "news", "--keep", "self", "--set", "ranks=3"], "no field 'ranks'"),
     "a chat without a template": (["--data", "chat", "--keep", "self"], "the tokenizer has no chat template"),
     "an answer that does not fit": (["--data", "news", "--keep", "self", "--set", "max_tokens=2"], "raise max_tokens"),
-    "other columns to keep": (["--data", "news", "--keep", "odd"], "name one with --keep-columns"),
+    "other columns to keep": (["--data", "news", "--keep", "odd"], "name yours with --keep-columns"),
     "one name for both": (["--data", "news", "--keep", "news"], "both called news; name the skill with --name"),
     "one row to keep": (["--data", "news", "--keep", "one"], "has one row"),
     "a target that is not there": (["--data", "news", "--keep", "self", "--targets", "c_attn"], "no module called c_attn"),
@@ -286,6 +288,7 @@ BAD = {
 def test_a_wrong_request_is_one_line_and_leaves_nothing(what, data, tmp_path, capsys):
     places = {
         "news": data["news"],
+        "od.jsonl": str(tmp_path / "od.jsonl"),
         "odd": written(tmp_path / "odd.jsonl", [{"question": "a"}] * 3),
         "one": written(tmp_path / "one.jsonl", [{"text": "a"}]),
         "chat": written(
@@ -483,7 +486,7 @@ def test_a_skill_needs_no_data_loads_the_model_once_with_its_twin_is_read_when_f
     assert json.loads(capsys.readouterr().out) == verdict(out)
     assert times == {file: file.stat().st_mtime_ns for file in out.rglob("*.safetensors")}
     assert main([*command[:4], "--keep", data["reviews"], *command[6:]]) == 2
-    assert "belongs to another request (keep:" in capsys.readouterr().err
+    assert "belongs to another request (--keep:" in capsys.readouterr().err
     assert len(loads) == 1
     trained = ("adapter/adapter_model.safetensors", "skill/unprotected/tasks/1-news/adapter/adapter_model.safetensors")
     files = [*trained, "skill/after/scores.json", "skill/after/memory.safetensors", "skill/unprotected/skill/after/scores.json"]

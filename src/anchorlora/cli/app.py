@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import sys
 import traceback
 from difflib import get_close_matches
@@ -32,6 +33,7 @@ FAILED, WRONG, STOPPED = 1, 2, 3
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system says to a write that was well asked
 
 
+NUMBERS = re.compile(r"not a valid (integer|float)( range)?")  # as click says it
 COMMANDS = {  # name -> module, or module:function where the name differs; in the order of help
     "train": "anchorlora.cli.train",
     "ask": "anchorlora.cli.ask",
@@ -128,7 +130,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(_unknown_option(error), WRONG, verbose)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        return _say(f"{error.format_message()} (see {context.command_path if context else 'anchorlora'} --help)", WRONG, verbose)
+        words = NUMBERS.sub(lambda found: f"not a {'whole ' * (found[1] == 'integer')}number", error.format_message())
+        return _say(f"{words} (see {context.command_path if context else 'anchorlora'} --help)", WRONG, verbose)
     except (Failed, Unwritten, TakenOver) as error:
         return _say(str(error), FAILED, verbose)
     except UserFileFailed as error:

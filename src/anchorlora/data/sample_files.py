@@ -15,7 +15,7 @@ from anchorlora.data.manifest import OWN, FileFacts, facts_of
 from anchorlora.data.rows import iterated, samples_of
 from anchorlora.data.samples import Sample
 from anchorlora.errors import InvalidValue, message_of
-from anchorlora.paths import expanded
+from anchorlora.paths import expanded, nearest
 
 Rows = Iterator[tuple[str, Any]]
 KINDS = ".jsonl, .json, .csv, .parquet, a folder that datasets' save_to_disk wrote, or ORG/NAME:SPLIT of the hub"
@@ -59,7 +59,7 @@ def rows_in(place: str) -> Rows:
     if path.is_dir():
         return _saved_dataset(path)
     if not path.is_file():
-        raise InvalidValue(f"there is no file {path}; data is {KINDS}")
+        raise InvalidValue(f"there is no file {path}; data is {KINDS}{nearest(path, files=True)}")
     readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     if path.suffix.lower() not in readers:
         raise InvalidValue(f"{path} is not a kind of file that can be read; data is {KINDS}")

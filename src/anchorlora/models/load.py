@@ -31,7 +31,7 @@ from anchorlora.models.families import family_of
 from anchorlora.models.hub import is_path
 from anchorlora.models.tokenizer import of_adapter, with_template
 from anchorlora.models.trust import refuse_foreign
-from anchorlora.paths import expanded, nearest_folders
+from anchorlora.paths import expanded, nearest
 from anchorlora.processes import sharding
 from anchorlora.store.adapter_config import CONFIG_FILE
 from anchorlora.store.seal import sha256
@@ -196,7 +196,7 @@ def _origin(settings: BaseModelSettings, folder: Path | None) -> str | Path:
         return folder or settings.model
     origin = expanded(settings.model)
     if not (origin / "config.json").is_file():
-        raise InvalidValue(f"no model at {settings.model}: it has no config.json{nearest_folders(origin)}")
+        raise InvalidValue(f"no model at {settings.model}: it has no config.json{nearest(origin)}")
     return origin
 
 

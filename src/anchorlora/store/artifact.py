@@ -13,7 +13,7 @@ from typing import Literal
 
 from anchorlora.config import BaseModelSettings, RunConfig, base_model_of, on_model
 from anchorlora.errors import InvalidValue
-from anchorlora.paths import expanded, nearest_folders
+from anchorlora.paths import expanded, nearest
 from anchorlora.store.adapter_config import CONFIG_FILE as ADAPTER_CONFIG
 from anchorlora.store.adapter_config import read_config
 from anchorlora.store.record import Record
@@ -140,7 +140,7 @@ def artifact_in(folder: Path) -> Artifact:
     if not folder.exists():
         raise InvalidValue(
             f"there is no folder {folder}; give a run directory, one of its tasks, a saved PEFT adapter, or a model"
-            f"{nearest_folders(folder)}"
+            f"{nearest(folder)}"
         )
     refuse_altered(folder)
     run = RunFolder(folder)

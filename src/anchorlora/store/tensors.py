@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from anchorlora.errors import InvalidValue, NotFinite
-from anchorlora.paths import nearest_folders
+from anchorlora.paths import nearest
 from anchorlora.store.json import checked, converting, load
 
 # besides its own error, the library raises these for kinds of numbers that it or torch does not know
@@ -136,7 +136,7 @@ def open_weights(path: Path) -> Weights:
     if path.is_file():
         return _single(path, path)
     if not path.is_dir():
-        raise InvalidValue(f"there is nothing at {path}{nearest_folders(path)}")
+        raise InvalidValue(f"there is nothing at {path}{nearest(path)}")
     if (path / INDEX).is_file():
         return Weights(path, indexed(path / INDEX))
     files = [path / SINGLE] if (path / SINGLE).is_file() else sorted(path.glob("*.safetensors"))

@@ -7,6 +7,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,14 @@ INSTEAD = {
     "compare": "--compare",
     "budget": "--budget",
 }
+
+
+def asked_by(difference: str) -> str:
+    """Return a difference of two requests, which begins with a field, by the option that asks for it."""
+    field, colon, values = difference.partition(": ")
+    place, _, name = field.partition(".")
+    asked = "--set" if place == "settings" else INSTEAD.get(name if place == "base_model" else place, field)
+    return asked + colon + values
 
 
 class SkillRequest(Settings):
@@ -160,7 +169,7 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
         if name in fields:
             fields[name] = absolute(fields[name])
     _refuse_repeated_fields(fields.get("settings", {}))
-    fields["keep"] = tuple(each if each == SELF else absolute(each) for each in fields.get("keep", ()))
+    fields["keep"] = tuple(_place_to_keep(each) for each in fields.get("keep", ()))
     if "after" in fields and "old_adapter" in fields:
         raise InvalidValue("--after continues from that run's adapter, so --adapter does not fit; leave one of them out")
     if same_size and not ({"after", "old_adapter"} & set(fields)):
@@ -193,6 +202,13 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
 def _remembered(place: Any) -> bool:
     """Whether an earlier run left what answers depend on, so that its adapter is folded and does not grow."""
     return bool(place) and (Path(place) / SKILL / "after" / MEMORY).is_file()
+
+
+def _place_to_keep(place: str) -> str:
+    """A place of `--keep`, made absolute; a misspelled "self" is no file."""
+    if place != SELF and get_close_matches(place.lower(), [SELF], cutoff=0.7) and not expanded(place).exists():
+        raise InvalidValue(f"--keep {place}: there is no such file; what the model writes itself is kept with --keep self")
+    return place if place == SELF else absolute(place)
 
 
 def _fresh(fields: Mapping[str, Any]) -> str:

@@ -47,6 +47,7 @@ from anchorlora.train.request import (
     OLD_TEXT,
     SELF,
     SkillRequest,
+    asked_by,
     default_recipe,
     reads_cores,
 )
@@ -280,9 +281,9 @@ def _refuse_others(request: SkillRequest, out: Path) -> None:
     """Check that this is the directory of the request, or empty but for what a killed process has left; write nothing."""
     file = out / SKILL / REQUEST
     if file.exists():
-        changed = differences(_read(file), request)
+        changed = [asked_by(each) for each in differences(_read(file), request)]
         if changed:
-            raise InvalidValue(f"{file} belongs to another request ({'; '.join(changed[:3])}); choose another --out")
+            raise InvalidValue(f"{out} belongs to another request ({'; '.join(changed[:3])}); choose another --out")
     elif out.exists() and not out.is_dir():
         raise InvalidValue(f"{out} is not a folder; choose another --out")
     elif (out / SKILL).exists() or (out.exists() and not all(may_precede_config(place) for place in out.iterdir())):

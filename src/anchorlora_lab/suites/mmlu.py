@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.errors import InvalidValue
-from anchorlora.paths import nearest_folders
+from anchorlora.paths import nearest
 from anchorlora.store.seal import sha256
 
 NAME = "mmlu"
@@ -55,7 +55,7 @@ class Mmlu:
 def read_mmlu(folder: Path) -> Mmlu:
     """Read all rows of all subjects."""
     if not folder.is_dir():
-        raise InvalidValue(f"{folder} is not a folder; give the MMLU folder that holds dev and test{nearest_folders(folder)}")
+        raise InvalidValue(f"{folder} is not a folder; give the MMLU folder that holds dev and test{nearest(folder)}")
     files = {(split, subject): folder / split / f"{subject}_{split}.csv" for split in SPLITS for subject in SUBJECTS}
     missing = [str(path.relative_to(folder)) for path in files.values() if not path.is_file()]
     if missing:

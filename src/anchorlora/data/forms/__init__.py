@@ -23,7 +23,8 @@ def form_of(row: Row) -> Form:
     for form in fitting:
         refuse_form(row, form)
     if not fitting:
-        raise InvalidValue(f"{row.place}: no known column ({known_forms()}); it has: {listed(row)}; name one with --columns")
+        remedy = "name yours with --columns prompt=MINE,completion=MINE"
+        raise InvalidValue(f"{row.place}: no known column ({known_forms()}); it has: {listed(row)}; {remedy}")
     there = {name for name, value in row.columns.items() if value is not None}
     most = max(len(there & form.known) for form in fitting)
     best = [form for form in fitting if len(there & form.known) == most]
