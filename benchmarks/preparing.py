@@ -1,4 +1,4 @@
-"""What `train` does before it trains: rows of old text for cores, and text that the model writes itself.
+"""What `train` does before it trains: rows as tokens, rows of old text for cores, and text that the model writes itself.
 
 ANCHORLORA_CHAT_MODEL names a chat model; without it, mini's base model stands for one. CPU seconds of one thread.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from anchorlora.adapters import AdapterStack, usual_targets
 from anchorlora.config import base_model_of
-from anchorlora.data import read_samples, token_ids
+from anchorlora.data import Encoder, TextTask, examples_of, read_samples, templates, token_ids
 from anchorlora.features import FeatureStore
 from anchorlora.models import own_text
 from anchorlora.models.cores_from_text import CoreRule, cores_of_samples, spread_positions
@@ -28,6 +30,31 @@ PAGES = Path(__file__).parents[1] / "docs"
 def chat_model() -> LoadedModel:
     name = os.environ.get("ANCHORLORA_CHAT_MODEL")
     return load_base_model(base_model_of("the model", model=name, device="cpu"), folder=None) if name else base_model()
+
+
+def encoding(rows: int = 1000) -> None:
+    """Chats as tokens: their template is rendered three times a row, in one thread, against a thread for each time."""
+    tokenizer = chat_model().tokenizer
+    tokenizer.chat_template = tokenizer.chat_template or "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    words = (PAGES / "data.md").read_text().split()
+    chats = [[{"role": role, "content": " ".join(words[i % 99 :][:30])} for role in ("user", "assistant")] for i in range(rows)]
+    examples = list(examples_of(read_samples([{"messages": chat} for chat in chats])))
+    encoder, within = Encoder(tokenizer, max_tokens=512), templates._within
+
+    def anew(seconds: float, call: Callable[[], Any]) -> Any:
+        outcome = within(seconds, call)
+        templates._OWN.worker.calls.put(None)
+        templates._OWN.worker = None
+        return outcome
+
+    def encode(way: Callable[..., Any]) -> None:
+        templates._within = way
+        encoder.encode(TextTask("chats"), examples)
+
+    ways = {"one thread": partial(encode, within), "a thread each": partial(encode, anew)}
+    times = side_by_side(ways, rounds=3, warm=1, clock=time.process_time)
+    templates._within = within
+    report(f"{rows} chats as tokens, one thread / one each", ratio(times, "one thread", "a thread each"), "<= 0.8")
 
 
 def cores(texts: int = 12, rows: int = 60) -> None:

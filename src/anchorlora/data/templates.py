@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from anchorlora.data.samples import is_unicode
@@ -61,24 +62,40 @@ def _dated(template: str, clock: datetime) -> str:
 
 def _within(seconds: float, call: Callable[[], Any]) -> Any:
     """Return what a call returns; a call that takes longer is ended with TimeoutError."""
-    outcome: list[tuple[Any, BaseException | None]] = []
-
-    def work() -> None:
-        try:
-            outcome.append((call(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
-        raise TimeoutError
-    value, error = outcome[0] if outcome else (None, MemoryError("out of memory"))
+    worker = getattr(_OWN, "worker", None)
+    if worker is None or not worker.is_alive():  # as after a fork
+        worker = _OWN.worker = _Worker()
+    worker.calls.put(call)
+    try:
+        value, error = worker.outcomes.get(timeout=seconds)
+    except Empty:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(SystemExit))
+        worker.calls.put(None)
+        _OWN.worker = None
+        raise TimeoutError from None
     if error is not None:
         raise error
     return value
+
+
+class _Worker(threading.Thread):
+    """A thread that makes calls, one after the other; to start one for each takes longer than most templates."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.calls, self.outcomes = SimpleQueue[Callable[[], Any] | None](), SimpleQueue[tuple[Any, BaseException | None]]()
+        self.start()
+
+    def run(self) -> None:
+        while (call := self.calls.get()) is not None:
+            try:
+                self.outcomes.put((call(), None))
+            except BaseException as error:
+                self.outcomes.put((None, error))
+            del call
+
+
+_OWN = threading.local()  # the worker of each thread
 
 
 def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
