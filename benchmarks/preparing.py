@@ -85,17 +85,33 @@ def cores(texts: int = 12, rows: int = 60) -> None:
 
 
 def own(texts: int = 64, tokens: int = 40) -> None:
-    """Chats of the model's own, four batches at once whose ended rows leave, against one batch after the other that keeps them."""
+    """Chats of the model's own as they are drawn, against the same in float32, and against transformers' sampling, 16 at a time."""
     loaded = chat_model()
-    drawn: dict[str, list] = {}
+    chat = bool(loaded.tokenizer.chat_template)
+    before, after = own_text.frame(loaded.tokenizer, chat=chat)
+    fast, counts = own_text.multiplies_bfloat16, {}
 
-    def write(name: str, at_once: int, leave: float) -> None:
-        own_text.TOGETHER, own_text.LEAVE = at_once, leave
-        drawn[name] = own_text.own_text(loaded.model, loaded.tokenizer, count=texts, seed=3, max_tokens=tokens)
+    def write(name: str, asked: Callable[[torch.device], bool]) -> None:
+        own_text.multiplies_bfloat16 = asked
+        rows = own_text.own_text(loaded.model, loaded.tokenizer, count=texts, seed=3, max_tokens=tokens)
+        counts[name] = sum(len(row["prompt_ids"]) - len(before) - len(after) + len(row["completion_ids"]) for row in rows)
 
-    ways = {"at once": partial(write, "at once", own_text.TOGETHER, own_text.LEAVE), "in turn": partial(write, "in turn", 1, 0.0)}
+    def sample() -> None:
+        how = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "max_new_tokens": tokens, "pad_token_id": 0}
+        counts["transformers"] = 0
+        for _ in range(texts // own_text.BATCH):
+            ids = torch.tensor([before] * own_text.BATCH)
+            for more in (after, []) if chat else ([],):
+                drawn = loaded.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **how)
+                counts["transformers"] += drawn.numel() - ids.numel()
+                ids = torch.cat([drawn, torch.tensor([more] * own_text.BATCH, dtype=torch.long)], 1)
+
+    ways = {
+        "ours": partial(write, "ours", fast),
+        "float32": partial(write, "float32", lambda device: False),
+        "transformers": sample,
+    }
     times = side_by_side(ways, rounds=1, warm=0, clock=time.process_time)
-    alike = sum(a == b for a, b in zip(*drawn.values(), strict=True))
-    report(
-        f"{texts} own texts, at once / in turn", ratio(times, "at once", "in turn"), "<= 0.7", f"({alike} of {texts} texts alike)"
-    )
+    each = {name: [seconds / counts[name] for seconds in taken] for name, taken in times.items()}
+    report(f"a token of {texts} own texts, over transformers' sampling", ratio(each, "ours", "transformers"), "<= 0.4")
+    report("the same without bfloat16", ratio(each, "float32", "transformers"), "")
