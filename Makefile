@@ -11,10 +11,12 @@ RECIPE ?= mini
 STUDY ?= runs/study
 STUDIED ?= all
 WITH ?=
+STACKED := tests/loops/test_trainer.py tests/adapters tests/constraints/test_protect.py tests/constraints/test_trains_beside.py \
+	tests/constraints/test_created_optimizer.py tests/cli/test_whole_weights.py tests/runs/test_start.py
 
 DEMO := --set chat_template=tools/mini/chat_template.jinja --set learning_rate=1e-3 --set epochs=2 --set threads=1
 
-.PHONY: setup run demo study test test-all test-oldest test-engines faults lint types mutants bench docs site tables release clean
+.PHONY: setup run demo study test test-all test-oldest test-stack test-engines faults lint types mutants bench docs site tables release clean
 
 setup: .venv/.ready
 
@@ -64,6 +66,11 @@ test-oldest: .venv-oldest/.ready
 	$(OLDEST_PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[test]'
 	touch $@
+
+# what touches transformers, PEFT and TRL, by the Python of an environment that another stack pins: make test-stack STACK=ENV/bin/python
+test-stack:
+	$(STACK) -m pytest -q -p no:anyio tests/loops/test_stacks.py
+	$(STACK) -m pytest -q -p no:anyio -m 'not slow and not engines' $(STACKED)
 
 # the engines on real daemons, some killed: ANCHORLORA_SLURM=SCRIPT starts and stops slurmctld and slurmd (`SCRIPT FOLDER start|stop`); two raylets need Ray
 test-engines: .venv/.test-ready

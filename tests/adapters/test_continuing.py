@@ -83,7 +83,7 @@ CHOSEN = {
     "an expression without some": {"target_modules": r".*_proj", "exclude_modules": r".*\.(mlp|0)\..*"},
     "names without some": {"target_modules": "all-linear", "exclude_modules": ["mlp.up_proj", "o_proj"]},
     "some layers": {"layers_to_transform": [1]},
-    "one layer by pattern": {"layers_to_transform": 0, "layers_pattern": "layers"},
+    "one layer by pattern": {"layers_to_transform": 1, "layers_pattern": "layers"},
     "layers by expressions": {"layers_to_transform": [0, 1], "layers_pattern": ["h", "lay[a-z]+"]},
     "ranks by an expression": {"rank_pattern": {r".*\.1\..*": 2}, "alpha_pattern": {r"layers\.\d\.self_attn\.v_proj": 1}},
 }

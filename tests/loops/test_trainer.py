@@ -250,8 +250,11 @@ def stage_of(name, setting, folder, callbacks=(), **more):
 
         rows = [{"prompt": f"w{i + 5} w3", "privileged_context": "w9 w10"} for i in range(8)]
         own = {"num_generations": 2, "max_completion_length": 4, "teacher_model_kind": "base", "distillation_topk": 8}
-    setting.model.base_model.model.warnings_issued = {}  # TRL 0.24 writes to it, and transformers 5 has none
     home = experimental if name == "SDFT" else trl
+    try:
+        trainer = getattr(home, f"{name}Trainer")
+    except RuntimeError as error:  # TRL 0.24's DPOTrainer beside transformers 5
+        pytest.skip(f"TRL's own {name}Trainer does not import here: {' '.join(str(error).split())[-60:]}")
     settings = {
         "output_dir": str(folder),
         "max_steps": 4,
@@ -266,7 +269,7 @@ def stage_of(name, setting, folder, callbacks=(), **more):
     }
     config = getattr(home, f"{name}Config")(**{**settings, **more})
     given |= {"args": config, "train_dataset": Dataset.from_list(rows), "processing_class": words}
-    return getattr(home, f"{name}Trainer")(setting.model, callbacks=list(callbacks), **given)
+    return trainer(setting.model, callbacks=list(callbacks), **given)
 
 
 STAGE_OPTIONS = {
