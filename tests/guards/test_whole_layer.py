@@ -490,7 +490,7 @@ def test_measure_says_in_words_which_layers_are_not_protected_at_all():
     story.learn(also_training=("lm_head",))
     drift = measure(story.anchor)
     assert any("lm_head" in path for path in drift.unprotected)
-    assert re.search(r"not protected at all: \S*lm_head", str(drift))
+    assert re.search(r"Not protected at all: \S*lm_head", str(drift))
     assert not drift.exact, "it has moved"
 
 

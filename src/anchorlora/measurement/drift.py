@@ -82,13 +82,19 @@ class Drift:
     unprotected: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the verdict in words, with what is not protected."""
-        rho = "nothing moved" if self.rho is None else f"rho {self.rho:.1e}, {'exact' if self.exact else 'not exact'}"
-        phrases = [f"{rho}, over {len(self.layers)} protected layers", *self.outside]
+        """Return the verdict in sentences, with what is not protected."""
+        over = f"over {len(self.layers)} protected layer{'s' if len(self.layers) > 1 else ''}"
+        if self.rho is None:
+            sentences = [f"Nothing moved, {over}"]
+        else:
+            more = "no more" if is_zero(self.rho, self.rho_floor) else "more"
+            explained = f"than rounding explains ({self.bound:.1e})"
+            sentences = [f"rho is {self.rho:.1e}: {more} of the change lies on protected directions {explained}, {over}"]
+        sentences += self.outside
         if self.unprotected:
-            more = f" and {len(self.unprotected) - 4} more" if len(self.unprotected) > 4 else ""
-            phrases.append(f"not protected at all: {', '.join(self.unprotected[:4])}{more}")
-        return "; ".join(phrases)
+            others = f" and {len(self.unprotected) - 4} more" if len(self.unprotected) > 4 else ""
+            sentences.append(f"Not protected at all: {', '.join(self.unprotected[:4])}{others}")
+        return ". ".join(sentences) + "."
 
     @property
     def exact(self) -> bool:
@@ -156,8 +162,8 @@ def measure(anchor: Anchor, cores: Mapping[str, Subspace | Tensor] = NOTHING) ->
         (0.0, None)
         >>> for p in model.parameters():
         ...     p.data += 0.1 * torch.randn_like(p) * p.requires_grad
-        >>> measure(anchor).rho > measure(anchor).bound
-        True
+        >>> print(measure(anchor))  # doctest: +ELLIPSIS
+        rho is ...: more of the change lies on protected directions than rounding explains (...), over 4 protected layers.
     """
     live = anchor.live()
     squares = {
