@@ -226,6 +226,19 @@ def price() -> str:
     )
 
 
+def chain() -> str:
+    """What a chain of skills on one adapter keeps of each, from the records of benchmarks/first_command.py."""
+    records = [r for r in read_records(ROOT / "results/first-command") if r["variant"] == "command-chain"]
+    skills = [r["skill"] for r in records]
+    rows = []
+    for record in records:
+        tested = [f"{100 * mean(record['skills'][skill]):.0f}" if skill in record["skills"] else "" for skill in skills]
+        old = 100 * mean([mean(values) for values in record["old"].values()])
+        rows.append([SKILLS[record["skill"]], *tested, f"{old:.0f}", f"{record['stored_bytes'] / 1e6:.1f}"])
+    heads = ["after", *(f"{SKILLS[skill]}, %" for skill in skills), "old abilities, %", "adapter, MB"]
+    return tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * (len(heads) - 1))) + "\n"
+
+
 STAGES = {
     "before": "after SFT, before DPO",
     "plain": "DPO, as TRL shows it",
@@ -300,5 +313,6 @@ REGIONS: dict[str, Callable[[], str]] = {
     "keeping-linear": lambda: tables(read("keeping-linear")),
     "kept": lambda: instead(read("keeping-linear")),
     "price": price,
+    "chain": chain,
     "second-stage": second_stage,
 }

@@ -4,7 +4,7 @@
     skill/before/  cores.safetensors  what the skill must keep          probes/<name>.jsonl  held-out text of what is kept
                    scores.json        of the skill's test and of all probes, with the model as it was
                    facts.json         how the cores came about
-                   memory.safetensors what a method that remembers what answers depend on knows of everything that is kept
+                   memory.safetensors what a method that remembers what answers depend on knows of what is kept, in place of cores
                    old_text.jsonl     rows of everything that is kept, where a method trains on them again
     skill/after/   cores.safetensors  the same and the new skill's own  probes/<skill>.jsonl held-out examples of the skill
                    scores.json        of all probes, with the new adapter
