@@ -191,11 +191,11 @@ def price() -> str:
     by = {(r["variant"], r["skill"], r["seed"]): r for r in records}
     by |= {("before", *key[1:]): r for r in records if r["variant"] == "before" for key in by if key[1] == r["skill"]}
     clusters = [key[1:] for key in by if key[0] == "command" and ("plain", *key[1:]) in by]
-    called = {"before": "before", "plain": "plain LoRA at its best rate", "command": "**the command below**"}
+    called = {"before": "before", "plain": "plain LoRA at its best learning rate", "command": "**the command below**"}
     if all(("rival", *cluster) in by for cluster in clusters):
         called["rival"] = "the same with `--method replay`"
     found = {name: [by[(name, *cluster)] for cluster in clusters] for name in called}
-    abilities = {"instructions": "instructions", "facts": "facts", "choice": "multiple choice"}
+    abilities = {"instructions": "follows instructions", "facts": "facts", "choice": "multiple choice"}
 
     def scores(record: dict[str, Any]) -> dict[str, list[float]]:
         return {"new": record["new"], **{name: record["old"][name] for name in abilities}}
@@ -213,16 +213,15 @@ def price() -> str:
         if name != "before":
             seconds, peaks = ([record[cost] for record in found[name]] for cost in ("cpu_seconds", "peak_bytes"))
             rows[-1] += [f"{mean(seconds) / 60:.0f}", f"{mean(peaks) / 1e9:.1f}"]
-    heads = ["%", "new skill", *abilities.values(), "CPU minutes", "peak GB"]
+    heads = ["right answers, %", "new skill", *abilities.values(), "CPU minutes", "peak memory, GB"]
     table = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
     skills, old = list(dict.fromkeys(skill for skill, _ in clusters)), list(abilities)
     return (
-        f"{table}\n\nSmolLM2-135M-Instruct; new skills: {', '.join(SKILLS[skill] for skill in skills)}; 192 chats each; "
-        f"{len(clusters)} runs of a skill and a seed; 40 new, 90 old examples.\n"
-        "The method was chosen on topics and cards with seed 42; "
-        "the other skills and seeds chose nothing. 95 % intervals over runs and examples, in points:\n"
-        f"the command learns {between('plain', ['new'])} against plain LoRA and keeps {between('plain', old)};\nagainst the model "
-        f"before, old abilities moved by {between('before', old)}.\n"
+        f"{table}\n\nSmolLM2-135M-Instruct; means over {len(clusters)} runs, each of 192 chats of a new skill "
+        f"({', '.join(SKILLS[skill] for skill in skills)}); 40 new and 90 old test examples.\n"
+        f"95 % intervals: the command learns {between('plain', ['new'])} points against plain LoRA and keeps "
+        f"{between('plain', old)}; old abilities moved by {between('before', old)}.\nThe method was chosen on topics and cards with "
+        "seed 42; the others chose nothing.\n"
     )
 
 
