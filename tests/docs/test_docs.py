@@ -49,6 +49,12 @@ def train(model, optimizer, task, steps=25):
         optimizer.zero_grad()
 
 
+def evaluate(model, task):
+    with torch.no_grad():
+        for step in range(25):
+            model(input_ids=models.tokens(4, 16, vocab=32, seed=step % 3) + task)
+
+
 def teach(folder):
     """Leave an adapter of a chat model, as `anchorlora train` does."""
     place = embedded.folder("embedded:mini", "base_model")
@@ -65,7 +71,7 @@ def users_objects():
     """What a reader has already: a PEFT model, an optimizer, a loop."""
     model = get_peft_model(models.qwen3(), LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj", "v_proj"]))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.1)
-    return {"model": model, "optimizer": optimizer, "train": train, "old_task": 0, "new_task": 32}
+    return {"model": model, "optimizer": optimizer, "train": train, "evaluate": evaluate, "old_task": 0, "new_task": 32}
 
 
 @pytest.mark.parametrize(("page", "number", "code"), PYTHON, ids=[f"{p}-{i}" for p, i, _ in PYTHON])
