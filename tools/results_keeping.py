@@ -220,8 +220,8 @@ def price() -> str:
         f"{table}\n\nSmolLM2-135M-Instruct; means over {len(clusters)} runs, each of 192 chats of a new skill "
         f"({', '.join(SKILLS[skill] for skill in skills)}); 40 new and 90 old test examples.\n"
         f"95 % intervals: the command learns {between('plain', ['new'])} points against plain LoRA and keeps "
-        f"{between('plain', old)}; old abilities moved by {between('before', old)}.\nThe method was chosen on topics and cards with "
-        "seed 42; the others chose nothing.\n"
+        f"{between('plain', old)}; old abilities moved by {between('before', old)}.\n"
+        "The method was chosen on topics and cards with seed 42; the others chose nothing.\n"
     )
 
 

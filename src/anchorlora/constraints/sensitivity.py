@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
-from anchorlora.constraints.checks import true_precision
 from anchorlora.constraints.recording import answers_drawn
-from anchorlora.devices import float64_device
+from anchorlora.devices import float64_device, in_float64
 from anchorlora.errors import InvalidValue, UnknownName
 
 if TYPE_CHECKING:
@@ -103,12 +102,11 @@ class AnswerSensitivity(ProtectsPast):
                 grown[f"{kind}/{layer.name}"] = growing_rows(width, ranks[kind], device=float64_device(factor.device))
         count = 0
         for several, rows in answers_drawn(anchor, self.examples, seed=self.seed):
-            with true_precision(anchor):
-                while rows:  # one layer at a time in float32
-                    name, (x, g) = rows.popitem()
-                    x, g = x.float(), g.float()
-                    grown[f"{INPUTS}/{name}"].add(g.norm(dim=1, keepdim=True) * x)
-                    grown[f"{OUTPUTS}/{name}"].add(g)
+            while rows:  # one layer at a time in float64
+                name, (x, g) = rows.popitem()
+                x, g = in_float64(x), in_float64(g)
+                grown[f"{INPUTS}/{name}"].add(g.norm(dim=1, keepdim=True) * x)
+                grown[f"{OUTPUTS}/{name}"].add(g)
             count += several
         if count == 0:
             raise InvalidValue("AnswerSensitivity got no example of the finished task: losses of the anchor gave none")

@@ -27,7 +27,7 @@ def growing_rows(width: int, rank: int, *, device: torch.device | str) -> Growin
     """Return what holds rows of a width until their `rank` strongest directions are asked for."""
     columns = WIDER * rank
     if width <= max(EXACT, 2 * columns):
-        return GrowingRows(torch.float32, keep=4 * rank, device=device, width=width)
+        return GrowingRows(keep=4 * rank, device=device, width=width)
     return SketchedRows(width, columns, device)
 
 

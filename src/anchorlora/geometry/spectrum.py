@@ -15,7 +15,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from anchorlora.devices import in_float64, placed
+from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry.subspace import Subspace
 
@@ -127,7 +127,6 @@ class GrowingRows:
     than the sum, over all merges, of the strongest direction that each dropped.
     """
 
-    products: torch.dtype = torch.float64  # in which X^T X of rows that arrive together is computed; it is added up in float64
     keep: int = KEPT  # number of directions carried forward once rows are too many for an exact form and d is above 2,048
     device: torch.device | str = "cpu"
     rows: int = 0  # number of rows so far
@@ -154,8 +153,8 @@ class GrowingRows:
     def _fold(self) -> None:
         """Replace the rows by their matrix or by their strongest directions."""
         if self.width <= SIDE:
-            parts = (placed(chunk, self.products, torch.device(self.device)) for part in self.parts for chunk in part.split(SIDE))
-            moment = reduce(torch.add, (in_float64(chunk.T @ chunk) for chunk in parts)).cpu()
+            parts = (in_float64(chunk.to(self.device)) for part in self.parts for chunk in part.split(SIDE))
+            moment = reduce(torch.add, (chunk.T @ chunk for chunk in parts)).cpu()
             self.moment, self.parts = moment if self.moment is None else self.moment + moment, []
             return
         joined = self._join()
