@@ -121,7 +121,8 @@ def test_the_base_is_measured_once_and_again_when_its_file_is_damaged(ask, adapt
     (kept,) = (tmp_path / "cache").iterdir()
     notes = []
     watch = type("Notes", (harness.EvalProgress,), {"note": lambda self, line: notes.append(line)})()
-    for damage in ('{"key"', json.dumps({"key": {}, "measured": {}}), "[]"):
+    elsewhere = json.dumps(json.loads(kept.read_text()) | {"key": {}})
+    for damage in ('{"key"', elsewhere, "[]"):
         kept.write_text(damage)
         assert ask(adapter, limit=1, force=True, watch=watch) == first
         assert 100 * json.loads(kept.read_text())["measured"]["metrics"]["acc"]["score"] == first.base.score
