@@ -520,8 +520,8 @@ def test_a_chain_says_what_is_left_until_a_layer_is_full_which_is_refused_before
         lines = [{"prompt": " ".join(draw.choices(words, k=12)), "completion": draw.choice(words)} for _ in range(12)]
         data, out = written(tmp_path / f"skill{number}.jsonl", lines), tmp_path / f"run{number}"
         past = ["--after", str(last)] if last else ["--keep", written(tmp_path / "old.jsonl", lines[::-1])]
-        words = ["train", "embedded:mini", "--data", data, *past, "--method", "inc-lora-hard", "--out", str(out), *FEW, *many]
-        status = main(words)
+        exact = ["--method", "inc-lora-hard", *past, "--out", str(out), *FEW, *many]
+        status = main(["train", "embedded:mini", "--data", data, *exact])
         printed = capsys.readouterr()
         if status:
             break
