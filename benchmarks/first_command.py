@@ -8,11 +8,11 @@ in a process of its own, whose CPU seconds and peak memory count, and is tested 
     command   --keep self, nothing else given
     rival     the same with --method replay: plain LoRA with the model's own text in the mix
 
-    plain-chain, command-chain    the same for labels; then card, and then passage, with --after: all skills so far are tested.
-                                  Plain LoRA trains the same adapter further.
+    plain-chain, ..    the same for labels; then card, and then passage, with --after: all skills so far are tested. Plain LoRA
+                       trains the same adapter further.
 
 Run: python -m benchmarks.first_command OUT MODEL DATA [SKILL,.. [SEED,..]]; called again, only what is missing.  OUT/records.jsonl
-holds a line a run; MODEL is a chat model's folder, DATA holds standard_cl. "chain" among the skills runs the two chains.
+holds a line a run; MODEL is a chat model's folder, DATA holds standard_cl. "chain" among the skills runs the chains.
 """
 
 from __future__ import annotations
@@ -40,9 +40,15 @@ VARIANTS = {
     "command": ["--keep", "self"],
     "rival": ["--keep", "self", "--method", "replay"],
 }
-NEXT = {"plain": ["--method", "seq-lora", "--same-size", "--learning-rate", "5e-4", "--epochs", "2"], "command": []}  # in a chain
-if more := os.environ.get("ANCHORLORA_VARIANTS"):  # NAME=WORDS;NAME=WORDS, to try others
-    VARIANTS = {name: words.split() for name, _, words in (each.partition("=") for each in more.split(";"))}
+NEXT = {  # in a chain, where --keep is that of the first skill
+    "plain": ["--method", "seq-lora", "--same-size", "--learning-rate", "5e-4", "--epochs", "2"],
+    "command": [],
+    "rival": ["--method", "replay"],
+}
+if more := os.environ.get("ANCHORLORA_VARIANTS"):  # NAME=WORDS or NAME=WORDS>NEXT WORDS, with ; between, to try others
+    said = {name: words.partition(">") for name, _, words in (each.partition("=") for each in more.split(";"))}
+    VARIANTS = {name: first.split() for name, (first, _, _) in said.items()}
+    NEXT = {name: words.split() for name, (_, _, words) in said.items()}
 
 
 def write_data(skill: Skill, seed: int, path: Path) -> None:
