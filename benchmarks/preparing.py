@@ -68,7 +68,7 @@ def cores(texts: int = 12, rows: int = 60) -> None:
 
         def apart(samples: list = samples, rule: CoreRule = rule) -> None:
             ids = list(token_ids(samples, loaded.tokenizer, max_tokens=rule.max_tokens))
-            store = FeatureStore(limit=rule.rows)
+            store = FeatureStore(rule.rows, spread=False)
             pairs = []
             for i, kept in spread_positions([len(each) for each in ids], rule.rows).items():
                 mask = torch.zeros(1, len(ids[i]), dtype=torch.bool)

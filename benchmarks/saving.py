@@ -20,7 +20,7 @@ def checkpoint() -> None:
     loop = Loop(
         [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")], history=0, batch=window(base_model().tokenizer, micro=8)
     )
-    rows, counted = FeatureStore(limit=128, held_out=32), iter(range(1, 10**6))
+    rows, counted = FeatureStore(limit=128, held_out=32, spread=False), iter(range(1, 10**6))
     with tempfile.TemporaryDirectory() as name, rows.collect(loop.blocks.model):
         loop()  # fills the rows and the optimizer's state
 

@@ -44,10 +44,10 @@ class Reader:
         """What the trained model computes, and how it drifted, as soon as a block has trained one."""
         protection = self.objects.get("protection")
         assert isinstance(protection, ProtectionCallback)
-        folder = "beside" if "blocks" in self.objects else "shared"
+        folder = "shared" if "model" in self.objects else "beside"
         if folder not in self.live:
             self.drifts.append(measure(protection.anchor))
-            self.live[folder] = logits(self.objects["blocks"].model if folder == "beside" else self.objects["model"])
+            self.live[folder] = logits(self.objects["trainer"].model)
 
 
 def logits(model):

@@ -1,3 +1,4 @@
+import random
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from anchorlora import FeatureStore
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.errors import NotFinite
 from anchorlora.features.store import computing_device
+from anchorlora.processes import Processes
 
 Q0, V0, Q1, V1 = (f"model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p in "qv")
 
@@ -38,7 +40,7 @@ def left_padded(lengths, seed=0):
 
 def test_rows_are_the_first_valid_inputs_in_encounter_order(model):
     recorded = Inputs(model)
-    store = FeatureStore(limit=20)
+    store = FeatureStore(limit=20, spread=False)
     batches = [left_padded([5, 3]), left_padded([7, 4], seed=1), left_padded([6, 6], seed=2)]
     model.train()
     with store.collect(model):
@@ -46,6 +48,39 @@ def test_rows_are_the_first_valid_inputs_in_encounter_order(model):
             model(**batch)
     valid = [x[i][b["attention_mask"][i].bool()] for x, b in zip(recorded.seen, batches, strict=True) for i in range(2)]
     assert torch.equal(store.last.core[Q0], torch.cat(valid)[:20])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_spread_rows_are_a_uniform_sample_of_all_tokens_and_held_out_ones_are_of_other_examples(model, seed):
+    draws = random.Random(seed)
+    limit, held_out, count = draws.choice([3, 17, 1000]), draws.choice([0, 5]), draws.randint(8, 12)
+    batches = [left_padded([draws.randint(1, 12) for _ in range(draws.randint(1, 3))], seed=i) for i in range(count)]
+    recorded, store = Inputs(model), FeatureStore(limit=limit, held_out=held_out)
+    model.train()
+    with store.collect(model):
+        for batch in batches:
+            model(**batch)
+    pairs = [(x, b["attention_mask"].bool()) for x, b in zip(recorded.seen, batches, strict=True)]
+    examples = [x[i][mask[i]] for x, mask in pairs for i in range(len(mask))]
+    apart = examples[3::4] if held_out else []
+    rest = [e for i, e in enumerate(examples) if not (held_out and i % 4 == 3)]
+    for kind, size, stream in (("core", limit, rest), ("held_out", held_out, apart)):
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.cat([torch.rand(len(e), generator=generator, dtype=torch.float64) for e in stream or [torch.zeros(0, 8)]])
+        smallest = sorted(range(len(drawn)), key=lambda i: drawn[i].item())[:size]
+        kept = getattr(store.last, kind)
+        if smallest:
+            assert torch.equal(kept[Q0], torch.cat(stream)[sorted(smallest)])
+            assert len(kept[Q1]) == len(kept[Q0])
+        else:
+            assert Q0 not in kept
+
+
+def test_first_rows_alone_go_on_from_an_interrupted_block_or_come_from_several_processes(model):
+    several = {"begun": {f"core/{Q0}": torch.ones(1, 2)}}, {"processes": Processes(rank=0, count=2)}
+    for given in several:
+        with pytest.raises(ValueError, match=r"are the first ones: give FeatureStore\(\.\., spread=False\)"):
+            FeatureStore().collect(model, **given).__enter__()
 
 
 def test_modules_that_read_the_same_tensor_share_a_store(model):
@@ -62,7 +97,7 @@ def test_modules_that_read_the_same_tensor_share_a_store(model):
 
 def test_held_out_rows_come_from_later_examples_than_the_core_and_from_different_ones(model):
     recorded = Inputs(model)
-    store = FeatureStore(limit=9, held_out=10)
+    store = FeatureStore(limit=9, held_out=10, spread=False)
     model.train()
     with store.collect(model):
         for seed in range(3):
@@ -91,7 +126,7 @@ def test_nothing_is_left_on_the_model_once_the_quota_is_full_or_the_block_ends(m
         return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
 
     before = hooks()
-    store = FeatureStore(limit=4, held_out=2)
+    store = FeatureStore(limit=4, held_out=2, spread=False)
     model.train()
     with store.collect(model):
         assert hooks() > before
@@ -243,7 +278,7 @@ def test_reading_text_takes_the_chosen_tokens_without_dropout_and_leaves_the_mod
     for training in (True, False):
         model.train(training)
         recorded.seen.clear()
-        store = FeatureStore(limit=12)
+        store = FeatureStore(limit=12, spread=False)
         assert store.read(model, texts) == 3, "five tokens a text: the third one fills the quota"
         assert model.training is training
         assert torch.equal(store.last.core[Q0], torch.cat([x[0, ::2] for x in recorded.seen])[:12])

@@ -45,7 +45,7 @@ def collected(model, *batches, **options):
 def test_padding_of_a_row_of_all_tokens_is_told_by_the_mask_of_the_forward():
     model, seen = experts(targets=["q_proj", "shared"]), []
     lora_layers(model)["shared"].register_forward_pre_hook(lambda m, a: seen.append(a[0].detach().clone()))
-    store = collected(model, padded(), held_out=2, limit=11)
+    store = collected(model, padded(), held_out=2, limit=11, spread=False)
     rows = seen[0].view(4, 10, -1)
     mask = padded()["attention_mask"].bool()
     valid = [example[keep] for example, keep in zip(rows, mask, strict=True)]
@@ -115,7 +115,7 @@ def test_chosen_tokens_of_a_text_are_not_taken_from_experts():
     text = models.tokens(1, 12)
     with pytest.raises(ValueError, match=r"rows of chosen tokens cannot be taken there; read whole texts \(without spread\)"):
         FeatureStore().read(experts(), [(text, torch.arange(12)[None] % 2 == 0)])
-    store = FeatureStore(limit=5)
+    store = FeatureStore(limit=5, spread=False)
     assert store.read(experts(), [(models.tokens(1, 12, seed=s), torch.ones(1, 12).bool()) for s in range(40)]) < 40
 
 
@@ -135,14 +135,14 @@ def test_experts_with_few_rows_are_named_in_one_error_even_those_that_read_nothi
 
 
 def test_rows_are_awaited_of_an_expert_that_was_not_chosen_yet():
-    model, store = experts(), FeatureStore(limit=4)
+    model, store = experts(), FeatureStore(limit=4, spread=False)
     with store.collect(model):
         model(input_ids=torch.tensor([[0, 4, 8, 12, 16, 1, 5, 9, 13, 2, 6, 10, 14]]))
         begun, stores = store.begun(), dict(store.stores)
         assert "experts.3.up" not in stores
         model(input_ids=torch.tensor([[3, 7, 11, 15, 19]]))
     assert len(store.last.core["experts.3.down"]) == 4
-    again = FeatureStore(limit=4, stores=stores)  # of a run that stopped between the two
+    again = FeatureStore(limit=4, spread=False, stores=stores)  # of a run that stopped between the two
     with again.collect(model, begun):
         model(input_ids=torch.tensor([[3, 7, 11, 15, 19]]))
     assert again.last.core.keys() == store.last.core.keys()

@@ -136,7 +136,7 @@ def test_the_rows_kept_are_those_of_whole_texts_of_which_fewer_tokens_are_read(s
     texts = list(token_ids(samples, loaded.tokenizer, max_tokens=512))
     rule = CoreRule(rows=90, spread=spread)
     kept = spread_positions([len(ids) for ids in texts], 90) if spread else dict.fromkeys(range(len(texts)), slice(None))
-    whole, tokens = FeatureStore(limit=90), []
+    whole, tokens = FeatureStore(limit=90, spread=False), []
     masks = [torch.zeros(1, len(ids), dtype=torch.bool) for ids in texts]
     for i, mask in enumerate(masks):
         mask[0, kept.get(i, [])] = True

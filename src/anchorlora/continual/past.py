@@ -47,7 +47,7 @@ class Past:
     ) -> Past:
         """Return the past before the first task."""
         keep = max(KEPT, settings.wide)
-        rows = FeatureStore(limit=settings.rows, held_out=settings.held_out_rows, device=device, keep=keep)
+        rows = FeatureStore(settings.rows, settings.held_out_rows, spread=False, device=device, keep=keep)
         past = cls(settings, rows, given=dict(given), remembered=dict(remembered))
         if remembered and provided is not None:
             cores = provided(remembered)

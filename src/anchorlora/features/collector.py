@@ -25,6 +25,7 @@ from anchorlora.features.layout import current as packed_layout
 from anchorlora.processes import ALONE, Processes
 
 PER_EXAMPLE = 4  # held-out rows per example, spread over its tokens: the first tokens are the prompt that all examples share
+APART = 4  # of so many examples one is held out, where rows are spread over all of them
 EXPERT = re.compile(r"(^|\.)(?!shared)\w*experts?\.\d+(\.|$)")  # path of an expert, whatever the number of tokens that it reads
 
 
@@ -55,10 +56,14 @@ class Collector:
         stores: dict[str, str],
         limit: int,
         held_out: int,
+        spread: bool,
         training: bool = True,
         processes: Processes = ALONE,
     ) -> None:
-        self.stores, self.limit, self.held_out = stores, limit, held_out
+        if spread and processes.count > 1:
+            raise InvalidValue("rows of several processes are the first ones: give FeatureStore(.., spread=False)")
+        self.stores, self.limit, self.held_out, self.spread = stores, limit, held_out, spread
+        self.samples: dict[str, tuple[Sample, Sample]] = {}  # where rows are spread: for cores, and held out
         self.inside, self.training, self.processes = False, training, processes
         self.room: dict[str, int] = {}  # core rows that a store may still take, and held-out rows
         self.wanted: dict[str, int] = {}
@@ -97,6 +102,9 @@ class Collector:
         """Return the rows; a layer that read nothing has a store without rows."""
         for name in self.layers:
             self.stores.setdefault(name, name)
+        if self.spread:
+            core, held = ({s: pair[i].rows for s, pair in self.samples.items() if len(pair[i].rows)} for i in (0, 1))
+            return TaskRows(core, held)
         return TaskRows(join_rows(self.core), join_rows(self.held))
 
     def _enter(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -118,7 +126,7 @@ class Collector:
             self._close_if_full()
 
     def _close_if_full(self) -> None:
-        if len(self.stores) < len(self.layers):  # an expert may not have been chosen yet
+        if self.spread or len(self.stores) < len(self.layers):  # an expert may not have been chosen yet
             return
         left = [places.get(s, 1) for s in set(self.stores.values()) for places in (self.room, self.wanted)]
         if max(left) <= 0:
@@ -164,9 +172,15 @@ class Collector:
                 self.stores[layer] = known[1] if known else layer
                 self.readers[id(inputs)] = (inputs, self.stores[layer])  # a reference keeps the id unique
             if self.stores[layer] == layer:
-                self._take(layer, inputs.detach())
+                (self._sample if self.spread else self._take)(layer, inputs.detach())
 
         return hook
+
+    def _sample(self, store: str, inputs: Tensor) -> None:
+        core, held = self.samples.setdefault(store, (Sample(self.limit), Sample(self.held_out)))
+        for valid in self._examples(store, inputs):
+            apart = self.held_out and (core.offers + held.offers) % APART == APART - 1
+            (held if apart else core).offer(valid, store)
 
     def _take(self, store: str, inputs: Tensor) -> None:
         core, held = self.core.setdefault(store, []), self.held.setdefault(store, [])
@@ -256,6 +270,33 @@ class ExampleRows:
 
     first: Tensor
     spread: list[Tensor]
+
+
+class Sample:
+    """A uniform sample of rows that come example by example: every row draws a number, and the smallest stay, in their order.
+
+    The numbers are the same for every layer input, so that all of them take the same tokens.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.offers, self.bar = size, 0, math.inf if size else -math.inf
+        self.generator = torch.Generator().manual_seed(0)
+        self.drawn, self.rows = torch.empty(0, dtype=torch.float64), torch.empty(0)
+
+    def offer(self, rows: Tensor, store: str) -> None:
+        """Take some rows of an example (n, d_in), or none."""
+        self.offers += 1
+        drawn = torch.rand(len(rows), generator=self.generator, dtype=torch.float64)
+        below = (drawn < self.bar).nonzero()[:, 0]
+        if not len(below):
+            return
+        taken = _finite(rows[below.to(rows.device)], store)
+        self.rows = torch.cat([self.rows, taken]) if len(self.rows) else taken
+        self.drawn = torch.cat([self.drawn, drawn[below]])
+        if len(self.drawn) >= self.size:
+            stay = self.drawn.topk(self.size, largest=False).indices.sort().values
+            self.drawn, self.rows = self.drawn[stay], self.rows[stay]
+            self.bar = float(self.drawn.max())
 
 
 def refuse_encoder(model: nn.Module) -> None:

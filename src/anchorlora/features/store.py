@@ -1,10 +1,10 @@
 """Feature rows: the inputs of adapted layers during a task, and the protected subspaces made from them.
 
-The first `limit` input rows of valid tokens per layer and task are kept in the order in which they appear. They come from
-training forwards and are stored as float32 on the CPU (paper, appendix B.2); or from separate forwards over a task's text
-(`FeatureStore.read`). Layers that read the same tensor, such as q_proj and v_proj, share one store. After that, `held_out` rows
-of later, different examples are kept apart: no core is made from them, so they show what the selected core leaves out. How they are
-taken stands in `collector.py`.
+Of the input rows of valid tokens, `limit` are kept per layer and task, float32 on the CPU: a sample of all of them, or the first
+ones, as in the paper (appendix B.2) and in runs. They come from training forwards, or from separate forwards over a task's text
+(`FeatureStore.read`). Layers that read the same tensor, such as q_proj and v_proj, share one store. `held_out` rows of other
+examples are kept apart: no core is made from them, so they show what the selected core leaves out. How they are taken stands in
+`collector.py`.
 
 Rows of earlier tasks are held in a form that does not keep growing (`GrowingRows`); a run saves the rows of each task unchanged.
 """
@@ -39,7 +39,9 @@ class FeatureStore:
 
     Args:
         limit: Rows per layer input and task that cores are made from.
-        held_out: Further rows per layer input and task, kept apart for measuring; none by default.
+        held_out: Further rows per layer input and task, of other examples, kept apart for measuring; none by default.
+        spread: Sample the rows uniformly from all tokens of the block. False takes the first ones, as in the paper; with long
+            examples, they come from one or two.
         stores: Adapted layer -> store. Filled by the first forward; layers that read the same tensor share a store.
         device: Device of the decompositions; by default that of the model.
         keep: Directions carried forward once there are more rows than can be decomposed exactly (see `GrowingRows`).
@@ -63,6 +65,7 @@ class FeatureStore:
 
     limit: int = 128
     held_out: int = 0
+    spread: bool = True
     stores: dict[str, str] = field(default_factory=dict)  # adapted layer -> store
     device: torch.device | str | None = None
     keep: int = KEPT
@@ -80,20 +83,23 @@ class FeatureStore:
         """Collect one task's feature rows while the block runs.
 
         Rows come from forwards in training mode, and padding is skipped by the attention mask. An expert reads the tokens that are
-        sent to it, among which padding cannot be told: batches must then be without padding. The hooks remove themselves once
-        the quota is full. If the block raises, the rows of this task are dropped.
+        sent to it, among which padding cannot be told: batches must then be without padding. Without `spread`, the hooks remove
+        themselves once the quota is full. If the block raises, the rows of this task are dropped.
 
         Args:
             model: A model with LoRA layers, or a wrapper around it. Call the model itself inside the block, not one of its parts.
-            begun: Rows of this task from an interrupted block, as `begun()` returned them; they count toward the quota.
-            processes: Those that train together; the first one gets the rows of all, each time that `join` is called.
+            begun: Rows of this task from an interrupted block, as `begun()` returned them; they count toward the quota. Without
+                `spread` only.
+            processes: Those that train together; the first one gets the rows of all, each time that `join` is called. More than
+                one without `spread` only.
 
         Yields:
             This store.
 
         Raises:
             InvalidValue: The rows in `begun` do not fit this model, a layer input is neither (examples, tokens, d_in) nor
-                (tokens, d_in), an expert reads padded batches, or the model is an encoder-decoder.
+                (tokens, d_in), an expert reads padded batches, the model is an encoder-decoder, or rows are spread over several
+                processes or an interrupted block.
             InvalidType: PEFT adapts fused experts, or another layer that is not linear.
             UnknownName: The model has no LoRA layer, or other layers than in earlier tasks.
             NotFinite: A layer reads NaN or infinite values.
@@ -109,6 +115,8 @@ class FeatureStore:
             >>> store.last.core["model.layers.0.self_attn.q_proj"].shape
             torch.Size([16, 32])
         """
+        if begun and self.spread:
+            raise InvalidValue("rows of an interrupted block are the first ones: give FeatureStore(.., spread=False)")
         _refuse_misfit(begun or {}, model)
         self._find_device(model)
         collector = self.collector = self._collector(model, processes=processes)
@@ -131,13 +139,14 @@ class FeatureStore:
     def begun(self) -> dict[str, Tensor]:
         """Return the rows collected so far by the block that is running, by kind/store; `collect(begun=..)` takes them back."""
         assert self.collector is not None, "no rows are being collected"
+        assert not self.spread, "rows that are spread cannot be continued"
         parts = {"core": self.collector.core, "held_out": self.collector.held}
         return {f"{kind}/{store}": rows for kind, kept in parts.items() for store, rows in join_rows(kept).items()}
 
     def read(self, model: nn.Module, texts: Iterable[tuple[Tensor, Tensor]]) -> int:
         """Collect one task's feature rows from its text, without training.
 
-        Runs forward passes with dropout off until the quota is full.
+        Runs forward passes with dropout off, without `spread` until the quota is full.
 
         Args:
             model: A causal language model with LoRA layers. Its training mode is restored at the end.
@@ -154,7 +163,7 @@ class FeatureStore:
         Example:
             >>> from anchorlora import FeatureStore
             >>> ids = torch.randint(0, 64, (3, 1, 12))
-            >>> store = FeatureStore(limit=20)
+            >>> store = FeatureStore(limit=20, spread=False)
             >>> store.read(tiny(), ((text, torch.ones_like(text).bool()) for text in ids))  # 12 + 8 rows are enough
             2
         """
@@ -202,7 +211,7 @@ class FeatureStore:
             ...     _ = model(input_ids=torch.randint(0, 64, (2, 10)))
             >>> part = store.decompose(energy=0.5, at_least=2, at_most=4, wide=8)["model.layers.1.self_attn.v_proj"]
             >>> part.core.k, part.wide.k, part.rows
-            (4, 8, 16)
+            (3, 8, 16)
             >>> 0 < part.retained_energy < 1
             True
         """
@@ -324,7 +333,7 @@ class FeatureStore:
     def _collector(self, model: nn.Module, *, training: bool = True, processes: Processes = ALONE) -> Collector:
         if self.count and not set(lora_layers(model)) <= set(self.stores):
             raise UnknownName("the rows so far were collected from a model with other adapted layers")
-        limits = {"limit": self.limit, "held_out": self.held_out}
+        limits = {"limit": self.limit, "held_out": self.held_out, "spread": self.spread}
         return Collector(model, stores=self.stores, **limits, training=training, processes=processes)
 
     def _find_device(self, model: nn.Module) -> None:

@@ -219,7 +219,7 @@ def _read(
         """The tokens of every text."""
         return token_ids(samples, tokenizer, max_tokens=rule.max_tokens, ends=ends_of(adapted))
 
-    store, experts = FeatureStore(limit=rule.rows), any(map(EXPERT.search, lora_layers(adapted)))
+    store, experts = FeatureStore(rule.rows, spread=False), any(map(EXPERT.search, lora_layers(adapted)))
     if experts and not rule.spread:  # which tokens an expert reads is not known before
         whole = (torch.tensor([ids], device=device) for ids in sequences() if ids)
         return store, store.read(adapted, ((ids, torch.ones_like(ids, dtype=torch.bool)) for ids in whole))
