@@ -333,8 +333,8 @@ class FeatureStore:
     def _collector(self, model: nn.Module, *, training: bool = True, processes: Processes = ALONE) -> Collector:
         if self.count and not set(lora_layers(model)) <= set(self.stores):
             raise UnknownName("the rows so far were collected from a model with other adapted layers")
-        limits = {"limit": self.limit, "held_out": self.held_out, "spread": self.spread}
-        return Collector(model, stores=self.stores, **limits, training=training, processes=processes)
+        limits = {"limit": self.limit, "held_out": self.held_out}
+        return Collector(model, stores=self.stores, **limits, spread=self.spread, training=training, processes=processes)
 
     def _find_device(self, model: nn.Module) -> None:
         if self.device is None:
