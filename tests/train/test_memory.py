@@ -244,3 +244,22 @@ def test_the_method_that_nobody_named_follows_from_what_is_there(tmp_path):
     assert named(old_adapter="adapters/old") == "inc-lora-hard"
     assert named(after=str(tmp_path / "folded"), keep=()) == named(keep=(str(tmp_path / "folded"),)) == "fold-16"
     assert named(after=str(tmp_path / "exact"), keep=()) == named(keep=("self", str(tmp_path / "exact"))) == "inc-lora-hard"
+
+
+def test_numbers_of_the_method_can_be_set_and_go_on_with_the_next_skill(folded, data, tmp_path, capsys):
+    wide, then = ["--set", "FoldedPerTask.rank=20"], tmp_path / "then"
+    assert taught(data, tmp_path / "first", "fold-16", after=folded, keep=(), new="questions", more=wide) == 0
+    again = {"after": tmp_path / "first", "keep": (), "new": "reviews"}
+    assert taught(data, then, "fold-16", **again, more=["--name", "again"]) == 0
+    for out in (tmp_path / "first", then):
+        assert {factors.rank for factors in read_adapter(out / "adapter").values()} == {20}
+        record = json.loads((out / "record.json").read_text())
+        assert record["method"]["parts"][0] == "FoldedPerTask(20)"
+        refuse_leak(out, "fold-16", before=(folded if out.name == "first" else tmp_path / "first") / "adapter")
+    capsys.readouterr()
+    assert taught(data, then, "fold-16", **again, more=["--name", "again", "--set", "FoldedPerTask.rank=24"]) != 0
+    assert "--set" in capsys.readouterr().err
+    for words, said in (("FoldedPerTask.size=3", "it has: FoldedPerTask.rank"), ("FoldedPerTask.rank=0", "must be greater than 0")):
+        assert taught(data, tmp_path / "none", "fold-16", more=["--set", words]) != 0
+        assert said in capsys.readouterr().err
+        assert not (tmp_path / "none").exists()

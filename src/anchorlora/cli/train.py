@@ -98,7 +98,7 @@ class Train(ReadsRows):
 @click.option("--max-length", type=click.IntRange(min=2), metavar="N", help="Tokens of prompt and answer at most.  [default: 1024]")
 @click.option("--targets", metavar="NAMES", help="Modules by name, or all-linear.  [default: all-linear]")
 @click.option("--seed", type=int, metavar="N", default=42, show_default=True, help="Seed for everything random.")
-@click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Set a field of the recipe; may be repeated.")
+@click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Set a field of the recipe, or a number of the method (FoldedPerTask.rank=48); may be repeated.")
 @track
 @conduct_options
 @click.option("--dry-run", is_flag=True, help="Write nothing; print rows, steps, memory, and minutes as measured on this machine.")
@@ -149,10 +149,6 @@ def train(
     from anchorlora.train.train import priced, train_skill
 
     fields, numbers = settings_of(settings)
-    if numbers:
-        raise InvalidValue(
-            f"--set {next(iter(numbers))}: numbers of methods are set in anchorlora run; train takes fields of a recipe"
-        )
     options = {"epochs": epochs, "learning_rate": learning_rate, "rank": rank, "max_tokens": max_length}
     given_by_options = {field: str(value) for field, value in options.items() if value is not None}
     for field in fields:
@@ -173,6 +169,7 @@ def train(
         "metrics": metrics or None,
         "targets": targets_named(targets) if targets else None,
         "settings": fields,
+        "numbers": numbers,
     }
     request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
     logging.disable_progress_bar()  # while weights load

@@ -74,7 +74,7 @@ def asked_by(difference: str) -> str:
     """Return a difference of two requests, which begins with a field, by the option that asks for it."""
     field, colon, values = difference.partition(": ")
     place, _, name = field.partition(".")
-    asked = "--set" if place == "settings" else INSTEAD.get(name if place == "base_model" else place, field)
+    asked = "--set" if place in ("settings", "numbers") else INSTEAD.get(name if place == "base_model" else place, field)
     return asked + colon + values
 
 
@@ -99,6 +99,11 @@ class SkillRequest(Settings):
     compare: bool = False  # train an unprotected twin as well
     budget: Positive | None = None  # how much the loss of what is kept may rise, per token; the change is scaled until it fits
     settings: dict[str, str] = Field(default_factory=dict)  # fields of the recipe to change, as text
+    numbers: dict[str, float] = Field(default_factory=dict)  # of the method's parts to change, by "Part.field"
+
+    def method_in(self, methods: Mapping[str, Method]) -> Method:
+        """Return the method with its numbers."""
+        return methods[self.method].changed(self.numbers)
 
     @property
     def adapter(self) -> Path | None:
@@ -179,6 +184,7 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     how = methods[method or (SAME_SIZE if same_size and not _remembered(fields.get("after")) else _fresh(fields))]
     if same_size and how.plan.family != "shared" and getattr(how.plan, "grows", True):
         raise InvalidValue(f"--same-size needs a method whose adapter does not grow, and {how.name} adds a block per task")
+    how.changed(fields.get("numbers", {}))
     how.refuse_without_memory("text", FROM_TEXT)
     _refuse_without_examples(how)
     needs = reads_cores(how) and not (_merges(how) and "old_adapter" in fields)

@@ -91,12 +91,12 @@ def train_skill(
     """
     if not (out / SKILL / REQUEST).exists():
         _refuse_others(request, out)
-        _refuse_early(request, methods[request.method])
+        _refuse_early(request, request.method_in(methods))
     request = _settled(request, out)
     _refuse_others(request, out)
     if RunFolder(out).is_taught:
         return _finished(request, out, margin)
-    _refuse_early(request, methods[request.method])
+    _refuse_early(request, request.method_in(methods))
     with _alone(out) as lease, lease.lent():
         if RunFolder(out).is_taught:  # another process has finished it meanwhile
             _refuse_others(request, out)
@@ -111,7 +111,7 @@ def train_skill(
 
 def priced(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -> price.Price:
     """Return what teaching a skill will take, or refuse what `train_skill` would refuse; nothing is written."""
-    method = methods[request.method]
+    method = request.method_in(methods)
     _refuse_others(request, out)
     _refuse_early(request, method)
     request = _settled(request, out)
@@ -193,7 +193,7 @@ def _taught(
     conduct: Mapping[str, Any],
 ) -> None:
     """Do what is left of teaching a skill: what is kept, the run, the same again."""
-    folder, method = out / SKILL, methods[request.method]
+    folder, method = out / SKILL, request.method_in(methods)
     asked = default_recipe().model_copy(update={"base_model": request.base_model}).changed(request.settings)
     session = Session(asked.base_model, adapter=request.adapter)
     try:
@@ -250,24 +250,28 @@ def _taught(
 
 
 def _settled(request: SkillRequest, out: Path) -> SkillRequest:
-    """The request with what may be another tomorrow: the commit of a model on the hub, and the day where a template writes it."""
-    base, file = request.base_model, out / SKILL / REQUEST
+    """The request with what may be another tomorrow: the commit of a model on the hub, and the day where a template writes it;
+    with the numbers of the skill before, where the method is the same.
+    """
+    base, file, past = request.base_model, out / SKILL / REQUEST, _past(request)
     known, folder = _read(file).base_model if file.exists() else None, embedded.folder(base.model or "", "base_model")
     date, revision = base.date, base.revision
     if revision is None and base.trust_remote_code is None:
-        revision = known.revision if known else _commit_of_past(request) or commit_of(base, folder=folder)
+        revision = known.revision if known else (past and past.base_model.revision) or commit_of(base, folder=folder)
     base = base.model_copy(update={"revision": revision})
     if date is None and known is not None:
         date = known.date
     elif date is None and reads_clock(tokenizer_of(base, folder=folder, adapter=request.adapter)):
         date = now()[:10]
-    return request.model_copy(update={"base_model": base.model_copy(update={"date": date})})
+    numbers = past.numbers if past and past.method == request.method else {}
+    base = base.model_copy(update={"date": date})
+    return request.model_copy(update={"base_model": base, "numbers": numbers | request.numbers})
 
 
-def _commit_of_past(request: SkillRequest) -> str | None:
-    """The commit that the skill before was trained on, whose cores are of those weights."""
+def _past(request: SkillRequest) -> SkillRequest | None:
+    """What was asked of the skill before: its cores are of those weights."""
     earlier = None if request.after is None else Path(request.after) / SKILL / REQUEST
-    return _read(earlier).base_model.revision if earlier is not None and earlier.is_file() else None
+    return _read(earlier) if earlier is not None and earlier.is_file() else None
 
 
 def _refuse_other_examples(out: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
