@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
+from anchorlora.scores import Paired
 from anchorlora_lab.frontier.bench import read_records
 from anchorlora_lab.frontier.tables import interval
 from anchorlora_lab.report.figures.style import COLORS, REFERENCE, as_bytes
@@ -266,6 +267,38 @@ def second_stage() -> str:
     return f"{table}\n\n{len(known)} {'seed' if len(known) == 1 else 'seeds'}, 100 test cards and 24 test pairs each.\n"
 
 
+COMPARED = {  # as PEFT's comparison calls them
+    "base": "before",
+    "lora-rank32": "LoRA, rank 32",
+    "lora-rank32-protected": "the same, protected by cores of its own text",
+    "osf-default": "OSF, all linear layers",
+    "full-finetuning": "full fine-tuning",
+    "lora-rank64-rslora": "rank 64, rsLoRA",
+    "lora-rank32-dora": "DoRA",
+    "lora-rank32-lorafa": "LoRA-FA",
+    "lora-rank32-riemannian": "Riemannian LoRA",
+}
+
+
+def peft_comparison() -> str:
+    """What eight configurations learn, lose and cost, from the results of benchmarks/peft_comparison/run.py."""
+    found = {name: json.loads((ROOT / f"results/peft-comparison/{name}.json").read_text()) for name in (*COMPARED, "cores")}
+    rows, start = [], found["base"]["text_loss"]
+    for name, words in COMPARED.items():
+        record = found[name]
+        row = [words, f"{100 * mean(record['right']):.0f}", f"{mean(record['text_loss']):.3f}"]
+        if "cpu_seconds" in record:
+            low, high = Paired(start, record["text_loss"]).interval()
+            row[-1] = f"{mean(record['text_loss']) - mean(start):+.3f} ({low:+.3f} to {high:+.3f})"
+            seconds = record["setup_seconds"] + record["cpu_seconds"]
+            row += [f"{seconds / 60:.1f}", f"{record['peak_bytes'] / 1e9:.1f}", f"{record['saved_bytes'] / 1e6:.0f}"]
+        rows.append(row)
+    heads = ["", "right, %", "rise of loss on news", "CPU minutes", "peak GB", "saved MB"]
+    table = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 5))
+    cores = found["cores"]["cpu_seconds"] / 60
+    return f"{table}\n\nThe cores took {cores:.1f} more minutes. 100 entries, 40 texts, one seed. Before: its loss.\n"
+
+
 def read(folder: str) -> dict[str, list[dict[str, Any]]]:
     """Name of a variant -> its results, one for each seed."""
     results: dict[str, list[dict[str, Any]]] = {}
@@ -314,4 +347,5 @@ REGIONS: dict[str, Callable[[], str]] = {
     "price": price,
     "chain": chain,
     "second-stage": second_stage,
+    "peft-comparison": peft_comparison,
 }
