@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -54,6 +55,18 @@ def frontier_in_words() -> str:
         f"({min(counts)} to {max(counts)} pairs of a skill and a seed): {said}. [At two epochs](docs/lab/frontier.md), own text "
         "learns and keeps as much as `fold-16`."
     )
+
+
+def frontier(model: str) -> str:
+    """The frontier's tables, what each row costs apart: a page has room for a dozen columns."""
+    parts = []
+    for table in frontier_tables(read_records(FRONTIER / model), choosing=CHOOSING):
+        cut = next(i for i, column in enumerate(table.columns) if column.heading.startswith("KL"))
+        rows = [(row[:cut], (row[0], *row[cut:])) for row in table.rows]
+        scores = replace(table, columns=table.columns[:cut], rows=tuple(first for first, _ in rows))
+        costs = replace(table, columns=(table.columns[0], *table.columns[cut:]), rows=tuple(last for _, last in rows), note="")
+        parts += [writers.markdown(scores), writers.markdown(costs).partition("\n\n")[2]]
+    return "\n".join(parts)
 
 
 def frontier_beside_a_rival(model: str) -> str:
@@ -123,7 +136,7 @@ REGIONS: dict[str, Callable[..., str]] = {
     "frontier-in-words": frontier_in_words,
     "frontier-rival": frontier_beside_a_rival,
     "fields": table_of_fields,
-    "frontier": lambda model: "\n".join(map(writers.markdown, frontier_tables(read_records(FRONTIER / model), choosing=CHOOSING))),
+    "frontier": frontier,
     **results_own.TABLES,
     **results_tables.REGIONS,
     **results_keeping.REGIONS,
