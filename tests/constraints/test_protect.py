@@ -6,6 +6,7 @@ from dataclasses import FrozenInstanceError, dataclass
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import GradientState
 
 import models
 from anchorlora import (
@@ -144,6 +145,7 @@ def test_a_constraint_that_refuses_leaves_no_hook_and_no_frozen_factor():
 def test_hooks_fire_once_per_real_step_under_accumulation():
     anchor, log = anchor_of(), []
     optimizer = optimizer_for(anchor, "adamw")
+    GradientState._reset_state()  # a loop that stopped within its data would make every step count, in this process
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
     module = torch.nn.ParameterList(parameters(anchor))
     module, wrapped = accelerator.prepare(module, optimizer)
