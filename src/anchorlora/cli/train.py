@@ -98,7 +98,13 @@ class Train(ReadsRows):
 @click.option("--max-length", type=click.IntRange(min=2), metavar="N", help="Tokens of prompt and answer at most.  [default: 1024]")
 @click.option("--targets", metavar="NAMES", help="Modules by name, or all-linear.  [default: all-linear]")
 @click.option("--seed", type=int, metavar="N", default=42, show_default=True, help="Seed for everything random.")
-@click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Set a field of the recipe, or a number of the method (FoldedPerTask.rank=48); may be repeated.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Set a field of the recipe, or a number of the method (FoldedPerTask.rank=48); may be repeated.",
+)
 @track
 @conduct_options
 @click.option("--dry-run", is_flag=True, help="Write nothing; print rows, steps, memory, and minutes as measured on this machine.")
@@ -230,7 +236,7 @@ def show_answers(part: Answers) -> None:
     """Print the first answers before and after."""
     from anchorlora.pages.verdict import shortened
 
-    out.print(f"\n{part.changed} of {part.examples} held-out answers of {part.name} changed; the first:")
+    out.print(f"\n{part.changed} of {part.examples} held-out answers of {part.name} changed; the first examples:")
     for answer in part.shown[:SHOWN]:
         for what, text in (("asked", answer.prompt), ("before", answer.before), ("after", answer.after), ("right", answer.right)):
             line = shortened(" ".join(text.split()), LONGEST, middle=what == "asked") or "(nothing)"

@@ -1,4 +1,4 @@
-"""Answers before and after a skill, of the first held-out examples, from what its directory holds."""
+"""Answers before and after a skill, of some held-out examples, from what its directory holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anchorlora.store.predictions import read_predictions
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.train.stages import probes_in, scores_in
 
-OF_SKILL, OF_KEPT = 5, 1  # examples that are shown
+OF_SKILL = 5  # examples that are shown, and of each kept thing one
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Answers:
     """Answers to the examples of the skill, or of something that is kept."""
 
     name: str
-    shown: tuple[Answer, ...]  # the first examples
+    shown: tuple[Answer, ...]  # of the skill the first examples; of what is kept the first one whose answer changed, if one did
     examples: int  # of which answers were generated
     changed: int  # of them, whose answer is another now
 
@@ -41,18 +41,23 @@ def answers_of(out: Path, found: Mapping[str, Any]) -> list[Answers]:
     folder, name = out / SKILL, found["name"]
     then, now = scores_in(folder, "before"), scores_in(folder, "after")
     learned = [row.model_dump() for row in read_predictions(RunFolder(out).task(1, name).predictions)]
-    parts = [_answers(name, found.get("title") or name, probes_in(folder / "after", name), then[name], learned, OF_SKILL)]
+    parts = [_answers(name, found.get("title") or name, probes_in(folder / "after", name), then[name], learned, range(OF_SKILL))]
     for part in found["kept"]:
         kept, title = part["name"], part.get("title") or part["name"]
-        parts.append(_answers(kept, title, probes_in(folder / "before", kept), then[kept], now[kept], OF_KEPT))
+        shown = next((i for i, pair in enumerate(zip(then[kept], now[kept], strict=True)) if _changed(*pair)), 0)
+        parts.append(_answers(kept, title, probes_in(folder / "before", kept), then[kept], now[kept], range(shown, shown + 1)))
     return [part for part in parts if part.shown]
 
 
-def _answers(name: str, title: str, files: TextFiles, before: Sequence[Any], after: Sequence[Any], most: int) -> Answers:
-    rows = list(zip(files.examples(name, "test", limit=most), before, after, strict=False))
+def _answers(name: str, title: str, files: TextFiles, before: Sequence[Any], after: Sequence[Any], places: range) -> Answers:
+    rows = list(zip(files.examples(name, "test", limit=places.stop), before, after, strict=False))[places.start :]
     shown = [_answer(example, was, now) for example, was, now in rows if example.messages or example.sentence]
-    changed = sum(was["text"].strip() != now["text"].strip() for was, now in zip(before, after, strict=True))
+    changed = sum(_changed(was, now) for was, now in zip(before, after, strict=True))
     return Answers(title, tuple(shown), len(before), changed)
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    return bool(before["text"].strip() != after["text"].strip())
 
 
 def _answer(example: Example, before: Mapping[str, Any], after: Mapping[str, Any]) -> Answer:
