@@ -70,17 +70,16 @@ def frontier(model: str) -> str:
 
 
 def frontier_beside_a_rival(model: str) -> str:
-    """Plain LoRA, own text in the mix and fold-16 at one rate and two epochs, on all that they share: no setting is chosen."""
-    points = [p for p in points_of(read_records(FRONTIER / model)) if p.setting[:2] == (5e-4, 2)]
-    rows = {(name, scale): {} for name, scale in (("plain", 1), ("plain", 0.7), ("own-10", 1), ("own-10", 0.7), ("fold-16", 1))}
-    for point in points:
-        if (point.row, point.setting[2]) in rows:
-            rows[(point.row, point.setting[2])][point.cluster] = point
+    """Plain LoRA, own text in the mix and fold-16 at one rate, after each epoch, on all that they share: no setting is chosen."""
+    points = [p for p in points_of(read_records(FRONTIER / model)) if p.setting[0] == 5e-4]
+    scales = {"plain": (1, 0.7), "own-10": (1, 0.7), "fold-16": (1,)}
+    keys = [(name, epoch, scale) for epoch in (1, 2) for name, own in scales.items() for scale in (own if epoch == 2 else (1,))]
+    rows = {key: {p.cluster: p for p in points if (p.row, *p.setting[1:]) == key} for key in keys}
     shared = sorted(set.intersection(*map(set, rows.values())))
     table = []
-    for (name, scale), of in rows.items():
+    for (name, epoch, scale), of in rows.items():
         mine = [of[cluster] for cluster in shared]
-        less = difference([(rows[("fold-16", 1)][cluster], of[cluster]) for cluster in shared])
+        less = difference([(rows[("fold-16", epoch, 1)][cluster], of[cluster]) for cluster in shared])
         spans = [
             "{:+.1f} ({:+.1f} to {:+.1f})".format(a, *b)
             for a, b in ((less.learned, less.learned_interval), (less.kept, less.kept_interval))
@@ -91,17 +90,11 @@ def frontier_beside_a_rival(model: str) -> str:
             fmean(p.kl["chats"] for p in mine),
             fmean(p.seconds for p in mine),
         ]
-        table.append(
-            [
-                name,
-                f"{scale:g}",
-                *("{:.1f} {:+.1f} {:.3f} {:.0f}".format(*means).split()),
-                *(spans if name != "fold-16" else ["", ""]),
-            ]
-        )
-    heads = ["row", "scale", "new", "kept", "KL own", "CPU s", "fold-16 learns more by", "fold-16 keeps more by"]
+        numbers = "{:.1f} {:+.1f} {:.3f} {:.0f}".format(*means).split()
+        table.append([name, str(epoch), f"{scale:g}", *numbers, *(spans if name != "fold-16" else ["", ""])])
+    heads = ["row", "epochs", "scale", "new", "kept", "KL own", "CPU s", "fold-16 learns more by", "fold-16 keeps more by"]
     named = ", ".join(f"{skill} {seed}" for skill, seed in shared)
-    grid = tabulate(table, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 7))
+    grid = tabulate(table, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 8))
     return f"{grid}\n\nSkills and seeds: {named}. All examples of each; points with 95 % intervals over clusters and examples.\n"
 
 
