@@ -1,11 +1,13 @@
 """What protected full weights cost beside plain full fine-tuning and PEFT's OSF: time, memory and size, on SmolLM2-135M-Instruct.
 
 All linear layers in float32, AdamW, steps of 4 texts of 64 tokens, 20 directions at each layer; each variant in a process. OSF
-freezes the leading half of each spectrum, its default. Run: ANCHORLORA_CHAT_MODEL=FOLDER python -m benchmarks.full_weights
+freezes the leading half of each spectrum, its default. Run: ANCHORLORA_CHAT_MODEL=FOLDER python -m benchmarks.full_weights OUT;
+OUT/*.json are the results.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -13,6 +15,7 @@ import sys
 import time
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,8 +31,8 @@ VARIANTS = ("plain", "protected", "osf")
 STEPS, TEXTS, TOKENS, DIRECTIONS = 6, 4, 64, 20
 
 
-def one(variant: str) -> None:
-    """Train one variant for some steps, and print what that took."""
+def one(out: Path, variant: str) -> None:
+    """Train one variant for some steps, and write what that took."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     logging.set_verbosity_error()
@@ -58,17 +61,23 @@ def one(variant: str) -> None:
             seconds.append(time.process_time() - began)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    rho = "" if anchor is None else f", rho {measure(anchor).rho:.1e}"
-    median = sorted(seconds)[STEPS // 2]
-    print(
-        f"{variant:10} setup {setup:.1f} s, step {median:.2f} s, peak {peak / 1e9:.2f} GB, {trained / 1e6:.0f} M train{rho}",
-        flush=True,
-    )
+    found: dict[str, Any] = {
+        "setup_seconds": setup,
+        "step_seconds": sorted(seconds)[STEPS // 2],
+        "peak_bytes": peak,
+        "trained": trained,
+    }
+    if anchor is not None:
+        found["rho"] = measure(anchor).rho
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{variant}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(variant, found, flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        one(sys.argv[1])
+    place, *variant = sys.argv[1:]
+    if variant:
+        one(Path(place), variant[0])
     else:
         for name in VARIANTS:
-            subprocess.run([sys.executable, "-m", "benchmarks.full_weights", name], check=True)
+            subprocess.run([sys.executable, "-m", "benchmarks.full_weights", place, name], check=True)

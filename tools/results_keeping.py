@@ -299,6 +299,18 @@ def peft_comparison() -> str:
     return f"{table}\n\nThe cores took {cores:.1f} more minutes. 100 entries, 40 texts, one seed. Before: its loss.\n"
 
 
+def full_weights() -> str:
+    """What protected full weights cost, from the results of benchmarks/full_weights.py."""
+    words = {"plain": "full fine-tuning", "protected": "the same, protected", "osf": "PEFT's OSF (OSFT)"}
+    rows = []
+    for name, called in words.items():
+        found = json.loads((ROOT / f"results/full-weights/{name}.json").read_text())
+        step, setup, peak = found["step_seconds"], found["setup_seconds"], found["peak_bytes"] / 1e9
+        rows.append([called, f"{step:.1f} s", f"{setup:.1f} s", f"{peak:.1f} GB"])
+    heads = ["", "a step", "before the first", "peak"]
+    return tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 3)) + "\n"
+
+
 def read(folder: str) -> dict[str, list[dict[str, Any]]]:
     """Name of a variant -> its results, one for each seed."""
     results: dict[str, list[dict[str, Any]]] = {}
@@ -348,4 +360,5 @@ REGIONS: dict[str, Callable[[], str]] = {
     "chain": chain,
     "second-stage": second_stage,
     "peft-comparison": peft_comparison,
+    "full-weights": full_weights,
 }

@@ -668,7 +668,16 @@ def test_right_and_wrong_answers_are_collected_without_a_word(tmp_path, small_be
 
 def test_committed_results_hold_no_predictions_and_read_as_records():
     # of benchmarks and the frontier: numbers alone
-    names = ("keeping", "keeping-linear", "beyond/osf", "frontier", "first-command", "second-stage", "peft-comparison")
+    names = (
+        "keeping",
+        "keeping-linear",
+        "beyond/osf",
+        "frontier",
+        "first-command",
+        "second-stage",
+        "peft-comparison",
+        "full-weights",
+    )
     ours = [ROOT / "results" / name for name in names]
     folders = [folder for folder in (ROOT / "results").iterdir() if folder.is_dir()]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name != ".made-of"]
