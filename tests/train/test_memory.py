@@ -19,7 +19,7 @@ from anchorlora.features.files import read_tensors
 from anchorlora.store.seal import sha256
 from anchorlora.train.kept import held_out, row_of
 from anchorlora.train.request import skill_request
-from skills import FEW
+from skills import FEW, written
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +217,15 @@ def test_replay_trains_on_what_is_kept_and_hands_it_on(data, tmp_path, capsys):
     capsys.readouterr()
     assert taught(data, tmp_path / "none", "replay", keep=()) == 2
     assert "add --keep self" in " ".join(capsys.readouterr().err.split())
+
+
+def test_replay_mixes_rows_of_every_form_that_is_kept(data, tmp_path):
+    first, second, texts = tmp_path / "news", tmp_path / "questions", ("--self-texts", "12")
+    keep = ("self", written(tmp_path / "pages.jsonl", [{"text": f"page {i} of an old book"} for i in range(30)]))
+    assert taught(data, first, "replay", keep=keep, more=texts) == 0
+    assert taught(data, second, "replay", new="questions", keep=(), after=first) == 0
+    columns = [set(row) for row in text_left(second, "before")]
+    assert all(form in columns for form in ({"text"}, {"text", "prompt_ids", "completion_ids"}, {"prompt", "completion"}))
 
 
 def test_replay_on_text_of_the_models_own_and_nothing_to_go_on_from_is_refused(data, folded, tmp_path, capsys):

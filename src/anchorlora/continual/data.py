@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
 
 import torch
@@ -27,6 +28,7 @@ from anchorlora.data import (
     read_examples,
     stratified,
 )
+from anchorlora.data.sample_files import samples_in
 from anchorlora.errors import InvalidValue
 
 OLD_TEXT = "old text"  # where a task's name stands
@@ -59,7 +61,8 @@ class TaskData:
             raise InvalidValue(f"the order names {repeated[0]} twice; a task is trained once")
         old = None
         if old_text is not None:
-            past = TextFiles({OLD_TEXT: TextSource(old_text, test=old_text)})  # none is held out
+            reader = partial(samples_in, mixed=True)  # of several kept things
+            past = TextFiles({OLD_TEXT: TextSource(old_text, test=old_text, reader=reader)})  # none is held out
             old = encoder.encode(past.task(OLD_TEXT), past.examples(OLD_TEXT, "train"))
         data = cls(tuple(order), seed, {name: source.task(name) for name in order}, {}, {}, old)
         for name, task in data.tasks.items():

@@ -34,9 +34,9 @@ def read_samples(
     return list(samples_in(str(data), column=column, limit=limit))
 
 
-def samples_in(place: str, *, column: str | None = None, limit: int | None = None) -> Iterator[Sample]:
-    """Yield the samples of a file, a folder or a data set of the hub, one by one."""
-    yield from iterated(rows_in(place), source=place, column=column, limit=limit)
+def samples_in(place: str, *, column: str | None = None, limit: int | None = None, mixed: bool = False) -> Iterator[Sample]:
+    """Yield the samples of a file, a folder or a data set of the hub, one by one; of `mixed` rows each has a form of its own."""
+    yield from iterated(rows_in(place), source=place, column=column, limit=limit, mixed=mixed)
 
 
 def facts_of_data(place: str) -> FileFacts:
