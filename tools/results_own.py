@@ -61,7 +61,11 @@ NAMED = {  # variants in the file that the runs were made with
     "replay-all-25": "replay of all examples, 25 %",
     "replay-all-100": "replay of all examples, 100 %",
 }
-OTHER = {"beyond/controls16": ", rank 16", "beyond/holdout-linear": ", all linear layers"}  # what a folder's runs have in common
+OTHER = {  # what a folder's runs have in common
+    "beyond/controls16": ", rank 16",
+    "beyond/holdout-linear": ", all linear layers",
+    "real/pairs-64": " with a history of rank 64",
+}
 NEIGHBORS = "beyond/neighbors"
 LED_BESIDE_NEIGHBORS = ("fold-16", "o-lora-hard", "sfor")
 CONTROLS = ("beyond/grid", "beyond/controls", "beyond/controls16", "beyond/controls-replay")
@@ -226,7 +230,7 @@ def per_task() -> str:
 
 def long_tasks() -> str:
     """Accuracy on each task of the long sequence, learned and at the end; tasks that seq-lora does not learn are marked."""
-    found = {name: next(iter(runs.values())).record for name, runs in runs_in("real/pairs").items()}
+    found = {name: next(iter(runs.values())).record for name, runs in runs_in("real/pairs", "real/pairs-64").items()}
     names, plain = sorted(found, key=lambda name: -found[name].scores.AA), found["seq-lora"]
     rows = []
     for i, task in enumerate(plain.order):
@@ -278,7 +282,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "real": lambda: means(runs_in("real/grid")),
     "real-per-task": per_task,
     "known-model": lambda: means(runs_in("smollm2/grid")),
-    "long": lambda: means(runs_in("real/pairs")),
+    "long": lambda: means(runs_in("real/pairs", "real/pairs-64")),
     "long-tasks": long_tasks,
     "cost": cost,
     "own": beside_make_run,

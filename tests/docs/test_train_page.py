@@ -46,7 +46,7 @@ def test_the_commands_of_the_page_work_in_their_order(small_model, tmp_path, mon
         }
     kept = json.loads(Path("runs/fourth/skill/verdict.json").read_text())
     assert sorted(each["name"] for each in kept["kept"]) == ["new", "self", "third"]
-    assert kept["protection"]["method"] == "fold-16"
+    assert kept["protection"]["method"] == "fold-64"
 
 
 AVERAGING = [  # folder of results, variant, how many points more than snapshot it learns and keeps; None: not shown

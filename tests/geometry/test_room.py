@@ -88,5 +88,5 @@ def test_a_layer_that_gave_up_too_much_is_full():
     joined = {}
     for i in range(4):
         joined = joined_within(joined, {"q": JoinedCore(Subspace(eye[:, i : i + 1]), {f"s{i}": torch.tensor([0.9])})})
-    with pytest.raises(InvalidValue, match=r"q is full: 2 of its 4 input directions are protected.*fold-16"):
+    with pytest.raises(InvalidValue, match=r"q is full: 2 of its 4 input directions are protected.*fold-64"):
         joined["q"].refuse_full("q")

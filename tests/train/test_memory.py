@@ -249,10 +249,28 @@ def test_the_method_that_nobody_named_follows_from_what_is_there(tmp_path):
         (tmp_path / name / "skill/after").mkdir(parents=True)
         for file in left:
             (tmp_path / name / "skill/after" / file).touch()
-    assert named() == "fold-16"
+    assert named() == "fold-64"
     assert named(old_adapter="adapters/old") == "inc-lora-hard"
-    assert named(after=str(tmp_path / "folded"), keep=()) == named(keep=(str(tmp_path / "folded"),)) == "fold-16"
+    assert named(after=str(tmp_path / "folded"), keep=()) == named(keep=(str(tmp_path / "folded"),)) == "fold-64"
     assert named(after=str(tmp_path / "exact"), keep=()) == named(keep=("self", str(tmp_path / "exact"))) == "inc-lora-hard"
+
+
+def test_a_first_skill_is_the_same_whatever_the_rank_of_the_history(folded, data, tmp_path):
+    assert taught(data, tmp_path / "wide", "fold-64") == 0
+    narrow, wide = (read_adapter(out / "adapter") for out in (folded, tmp_path / "wide"))
+    assert narrow.keys() == wide.keys()
+    for layer, factors in narrow.items():
+        assert torch.equal(factors.A, wide[layer].A)
+        assert torch.equal(factors.B, wide[layer].B)
+
+
+def test_a_fold_keeps_the_size_of_the_adapter_that_it_goes_on_from(folded, data, tmp_path):
+    words = ["train", data["model"], "--data", data["questions"], "--after", str(folded), *FEW]
+    for more, rank in (((), 24), (("--same-size",), 16)):
+        assert main([*words, "--set", "rank=8", *more, "--out", str(tmp_path / str(rank))]) == 0
+        record = json.loads((tmp_path / str(rank) / "record.json").read_text())
+        assert record["method"]["name"] == "fold-64"
+        assert {factors.rank for factors in read_adapter(tmp_path / str(rank) / "adapter").values()} == {rank}
 
 
 def test_numbers_of_the_method_can_be_set_and_go_on_with_the_next_skill(folded, data, tmp_path, capsys):
@@ -268,7 +286,11 @@ def test_numbers_of_the_method_can_be_set_and_go_on_with_the_next_skill(folded, 
     capsys.readouterr()
     assert taught(data, then, "fold-16", **again, more=["--name", "again", "--set", "FoldedPerTask.rank=24"]) != 0
     assert "--set" in capsys.readouterr().err
-    for words, said in (("FoldedPerTask.size=3", "it has: FoldedPerTask.rank"), ("FoldedPerTask.rank=0", "must be greater than 0")):
+    for words, said in (
+        ("FoldedPerTask.size=3", "it has: FoldedPerTask.rank"),
+        ("FoldedPerTask.rank=12", "cannot keep two cores of 8 directions"),  # before anything is trained
+        ("FoldedPerTask.rank=0", "must be greater than 0"),
+    ):
         assert taught(data, tmp_path / "none", "fold-16", more=["--set", words]) != 0
         assert said in capsys.readouterr().err
         assert not (tmp_path / "none").exists()

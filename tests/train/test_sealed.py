@@ -541,6 +541,6 @@ def test_a_chain_says_what_is_left_until_a_layer_is_full_which_is_refused_before
     assert "Traceback" not in printed.err
     assert not (out / "tasks").exists()
     assert "--set at_most=N" in line
-    assert "--method fold-16, --adapter and --keep FILE instead of --after" in line
-    ways = ["--method", "fold-16", "--adapter", str(last / "adapter"), "--keep", str(tmp_path / f"skill{number - 1}.jsonl")]
+    assert "--method fold-64, --adapter and --keep FILE instead of --after" in line
+    ways = ["--method", "fold-64", "--adapter", str(last / "adapter"), "--keep", str(tmp_path / f"skill{number - 1}.jsonl")]
     assert main(["train", "embedded:mini", "--data", data, *ways, "--out", str(out), *FEW, *many]) == 0

@@ -332,7 +332,7 @@ def test_a_full_layer_is_refused_before_training_and_nothing_is_left(taught, dat
     assert main(["train", "embedded:mini", "--data", data["questions"], "--after", str(taught), "--out", str(out), *FEW]) == 2
     said = capsys.readouterr().err
     assert "q_proj is full: " in said
-    assert "--method fold-16, --adapter and --keep FILE instead of --after" in said
+    assert "--method fold-64, --adapter and --keep FILE instead of --after" in said
     assert "training" not in said
     assert not out.exists()
 

@@ -55,7 +55,7 @@ class Train(ReadsRows):
 @click.option(
     "--method",
     shell_complete=methods_beginning,
-    help="A method (see `anchorlora methods`).  [default: fold-16; with --adapter inc-lora-hard, --same-size sfor]",
+    help="A method (see `anchorlora methods`).  [default: fold-64; with --adapter inc-lora-hard, --same-size sfor]",
 )
 @click.option("--name", help="Name of the skill.  [default: the name of the file]")
 @click.option(

@@ -99,7 +99,7 @@ class JoinedCore:
                 raise InvalidValue(
                     f"{layer} is full: {self.core.k} of its {self.core.d} input directions are protected, half stay free to learn "
                     f"in, and only {100 * share:.0f} % of the energy that {name} had there would be kept; keep fewer things or "
-                    "fewer directions of each (--set at_most=N), or go on with --method fold-16, --adapter and --keep FILE "
+                    "fewer directions of each (--set at_most=N), or go on with --method fold-64, --adapter and --keep FILE "
                     "instead of --after"
                 )
 

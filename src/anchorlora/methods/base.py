@@ -68,6 +68,8 @@ class Method:
     def __post_init__(self) -> None:
         if self.plan.family not in FAMILIES:
             raise InvalidValue(f"the family of {phrase(self.plan)} is {self.plan.family!r:.40}; it is one of {', '.join(FAMILIES)}")
+        if refuse := getattr(self.plan, "refuse_beside", None):
+            refuse(self.constraints)
 
     @cached_property
     def preserves(self) -> Preserves:

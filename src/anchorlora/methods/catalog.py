@@ -501,10 +501,21 @@ fold_16 = Method(
     entry=CatalogEntry(
         about="A new block for each task: exact on the directions that answers depend on, and slowed elsewhere by a "
         "penalty. At the end of the task, it is folded into one adapter of constant rank.",
-        when="The default of `anchorlora train`: it kept most of what it was measured on, at constant rank.",
-        default="new block",
+        when="It kept most of what it was measured on, at constant rank; after several skills, take [`fold-64`](fold-64.md).",
         place=3,
         compared_with=("seq-lora", "o-lora-hard", "sensitive-core"),
         choice=Choice(EXAMPLES, "one adapter of constant rank, best scores"),
+    ),
+)
+fold_64 = Method(
+    "fold-64",
+    FoldedPerTask(64),
+    fold_16.constraints,
+    entry=CatalogEntry(
+        about="[`fold-16`](fold-16.md) with a history of four times the rank: several blocks have room before anything is cut.",
+        when="The default of `anchorlora train`. A first skill is the same as with `fold-16`; later skills cost earlier ones less.",
+        default="new block",
+        place=11,
+        compared_with=("fold-16",),
     ),
 )

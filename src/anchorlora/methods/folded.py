@@ -9,7 +9,7 @@ it, and what the next task must keep is there to be kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anchorlora.adapters import AdapterStack
+    from anchorlora.constraints import Constraint
     from anchorlora.geometry import Factors, Subspace
     from anchorlora.methods.adapter_plan import Boundary
 
@@ -44,6 +45,22 @@ class FoldedPerTask(PerTask):
     rank: int = 16
     rewrites = True
     grows = False
+
+    def refuse_beside(self, constraints: Iterable[Constraint]) -> None:
+        """Refuse cores that the rank cannot hold, before a task is trained.
+
+        Args:
+            constraints: Those of the method.
+
+        Raises:
+            InvalidValue: Two cores of the least size have more directions than the rank.
+        """
+        least = max((getattr(part, "at_least", 0) for part in constraints), default=0)
+        if 2 * least > self.rank:
+            raise InvalidValue(
+                f"a history of rank {self.rank} cannot keep two cores of {least} directions or more; set FoldedPerTask.rank to at "
+                f"least {2 * least}, or SensitiveCore.at_least to at most {self.rank // 2}"
+            )
 
     def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
         """Fold the finished block into the history.

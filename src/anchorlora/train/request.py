@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from anchorlora.adapters import read_adapter
 from anchorlora.config import (
     Adapter,
     BaseModelSettings,
@@ -184,6 +185,8 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     how = methods[method or (SAME_SIZE if same_size and not _remembered(fields.get("after")) else _fresh(fields))]
     if same_size and how.plan.family != "shared" and getattr(how.plan, "grows", True):
         raise InvalidValue(f"--same-size needs a method whose adapter does not grow, and {how.name} adds a block per task")
+    if same_size and "after" in fields and hasattr(how.plan, "rank"):
+        fields["numbers"] = _as_large(RunFolder(Path(fields["after"])).adapter) | fields.get("numbers", {})
     how.changed(fields.get("numbers", {}))
     how.refuse_without_memory("text", FROM_TEXT)
     _refuse_without_examples(how)
@@ -208,6 +211,13 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
 def _remembered(place: Any) -> bool:
     """Whether an earlier run left what answers depend on, so that its adapter is folded and does not grow."""
     return bool(place) and (Path(place) / SKILL / "after" / MEMORY).is_file()
+
+
+def _as_large(adapter: Path) -> dict[str, float]:
+    """The number with which a fold keeps the size of an adapter; none where there is no adapter, which is refused later."""
+    if not (adapter / "adapter_config.json").is_file():
+        return {}
+    return {"FoldedPerTask.rank": float(max(factors.rank for factors in read_adapter(adapter, beside={}).values()))}
 
 
 def _place_to_keep(place: str) -> str:
