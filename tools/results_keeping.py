@@ -259,12 +259,16 @@ def second_stage() -> str:
         tests = [r["scores"] for r in found]
         margins = [a - b for t in tests for a, b in zip(t["chosen"], t["rejected"], strict=True)]
         cards, losses = (mean([mean(t[score]) for t in tests]) for score in ("card", "card_loss"))
+        start = {r["seed"]: r["scores"]["card_loss"] for r in results[next(iter(STAGES))]}
+        rises = [{"loss": [a - b for a, b in zip(r["scores"]["card_loss"], start[r["seed"]], strict=True)]} for r in found]
+        low, high = (end / 100 for end in interval(rises))
         costs = [mean([r[cost] for r in found]) if cost in found[0] else None for cost in ("cpu_seconds", "rho")]
         after = (f"{cost:{form}}" if cost is not None else "" for cost, form in zip(costs, (".0f", ".0e"), strict=True))
-        rows.append([words, f"{100 * cards:.0f}", f"{losses:.3f}", f"{mean(margins):.1f}", *after])
-    heads = ["", "cards right, %", "loss of cards", "preference, nats", "CPU s", "rho"]
+        rise = f" ({low:+.3f} to {high:+.3f})" if rows else ""
+        rows.append([words, f"{100 * cards:.0f}", f"{losses:.3f}{rise}", f"{mean(margins):.1f}", *after])
+    heads = ["", "cards right, %", "loss of cards (rise, 95 %)", "preference, nats", "CPU s", "rho"]
     table = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 5))
-    return f"{table}\n\n{len(known)} {'seed' if len(known) == 1 else 'seeds'}, 100 test cards and 24 test pairs each.\n"
+    return f"{table}\n\n{len(known)} {'seed' if len(known) == 1 else 'seeds'}, 100 test cards and 24 test pairs each; intervals over both.\n"
 
 
 COMPARED = {  # as PEFT's comparison calls them
