@@ -109,7 +109,8 @@ def chain(out: Path, model: str, data: Path, known: dict[str, Skill], seed: int,
         cost = trained(out, model, data, known[skill], seed, name, mine)
         found = {each: scores(str(out / "merged"), data, known[each], out) for each in taught}
         skills_so_far = {each: answers["new"] for each, answers in found.items()}
-        record = {"variant": name, "skill": skill, "seed": seed, "options": " ".join(mine), "skills": skills_so_far, **cost}
+        options = " ".join(Path(word).name for word in mine)  # of the skill before, the run's name alone
+        record = {"variant": name, "skill": skill, "seed": seed, "options": options, "skills": skills_so_far, **cost}
         append(out, record | {"new": skills_so_far[skill], "old": found[skill]["old"]})
         said = {each: percent(answers) for each, answers in skills_so_far.items()}
         print(f"{skill}-{seed} {name}: {said} {old_of(found[skill])} {cost}", flush=True)

@@ -226,16 +226,28 @@ def price() -> str:
     )
 
 
+CHAINS = {
+    "plain-chain": "plain LoRA, trained further",
+    "rival-chain": "`--method replay`, with the earlier skills' examples",
+    "fold-16-chain": "`--method fold-16`",
+    "command-chain": "the default, `fold-64`",
+    "fold-64-replay-chain": "`fold-64` with a tenth of replay",
+}
+
+
 def chain() -> str:
-    """What a chain of skills on one adapter keeps of each, from the records of benchmarks/first_command.py."""
-    records = [r for r in read_records(ROOT / "results/first-command") if r["variant"] == "command-chain"]
-    skills = [r["skill"] for r in records]
-    rows = []
-    for record in records:
-        tested = [f"{100 * mean(record['skills'][skill]):.0f}" if skill in record["skills"] else "" for skill in skills]
-        old = 100 * mean([mean(values) for values in record["old"].values()])
-        rows.append([SKILLS[record["skill"]], *tested, f"{old:.0f}", f"{record['stored_bytes'] / 1e6:.1f}"])
-    heads = ["after", *(f"{SKILLS[skill]}, %" for skill in skills), "old abilities, %", "adapter, MB"]
+    """What chains of skills on one adapter keep of each, from the records of benchmarks/first_command.py."""
+    records, rows = read_records(ROOT / "results/first-command"), []
+    for name, words in CHAINS.items():
+        mine = [r for r in records if r["variant"] == name]
+        if not mine:
+            continue
+        skills = [r["skill"] for r in mine]
+        cells = [", ".join(f"{100 * mean(r['skills'][s]):.0f}" for r in mine if s in r["skills"]) for s in skills]
+        old = [f"{100 * mean([mean(values) for values in r['old'].values()]):.0f}" for r in mine]
+        size, minutes = mine[-1]["stored_bytes"] / 1e6, sum(r["cpu_seconds"] for r in mine) / 60
+        rows.append([words, *cells, ", ".join(old), f"{size:.0f}", f"{minutes:.0f}"])
+    heads = ["", *(f"{SKILLS[skill]}, %" for skill in skills), "old abilities, %", "adapter, MB", "CPU minutes"]
     return tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * (len(heads) - 1))) + "\n"
 
 
