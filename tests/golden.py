@@ -1,17 +1,28 @@
-"""Golden files: output compared byte for byte.  `ANCHORLORA_REWRITE=1 pytest` writes them anew; the diff is the review."""
+"""Golden output, compared byte for byte.  `ANCHORLORA_REWRITE=1 pytest -n 0` writes it anew; the diff is the review.
+
+All of it is one file, tests/cli/golden.txt: a line `==== NAME`, then what is to be found.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "cli/golden"
+FILE = Path(__file__).parent / "cli/golden.txt"
+HEADING = re.compile(r"^==== (\S+)\n", flags=re.M)
+
+
+def stored() -> dict[str, str]:
+    """Every golden output, by its name."""
+    _, *parts = HEADING.split(FILE.read_text())
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def assert_golden(name: str, found: str) -> None:
-    path = FOLDER / name
+    known = stored()
     if os.environ.get("ANCHORLORA_REWRITE"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(found)
-    assert path.exists(), f"no golden file {name}; make it with ANCHORLORA_REWRITE=1"
-    assert found == path.read_text(), f"{name} differs; look at it, then rewrite it with ANCHORLORA_REWRITE=1"
+        known[name] = found
+        FILE.write_text("".join(f"==== {each}\n{known[each]}" for each in sorted(known)))
+    assert name in known, f"no golden output {name}; make it with ANCHORLORA_REWRITE=1"
+    assert found == known[name], f"{name} differs; look at it, then rewrite it with ANCHORLORA_REWRITE=1"
