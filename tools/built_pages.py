@@ -46,7 +46,7 @@ def frontier_in_words() -> str:
         "plain": "plain LoRA, scaled,",
         "own-10": "with 10 % own text in the mix",
         "sensitive-core": "`sensitive-core`",
-        "fold-16": "`fold-16`",
+        "fold-16": "`fold-16`, for a first skill the same as the default,",
     }
     said = "; ".join(f"{called} {rows[name][4]:.0f} and {rows[name][6]:+.1f}" for name, called in names.items() if name in rows)
     return (
