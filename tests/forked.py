@@ -35,6 +35,14 @@ def run(command, **_):
         return subprocess.CompletedProcess(command, process.exitcode, stdout="", stderr=said.read())
 
 
+def without(libraries, program, *, said):
+    """Run a program that imports us anew and finds none of these libraries; return what it says, or fail with it."""
+    process = fork(_without, libraries, program, said=said)
+    process.join()
+    assert process.exitcode == 0, said.read_text()
+    return said.read_text()
+
+
 def pair(target, *args, folder):
     """Run `target(*args)` in two processes that know of each other as those of torchrun do; fail with what one says that fails."""
     with socket.socket() as free:
@@ -57,6 +65,13 @@ def _run(target, args, said, environment):
     AcceleratorState._reset_state(reset_partial_state=True)  # of a run that the tests made in this process
     warnings.simplefilter("ignore")  # in the tests they are errors
     target(*args)
+
+
+def _without(libraries, program):
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("anchorlora", "anchorlora_lab", *libraries)]:
+        del sys.modules[name]
+    sys.modules |= dict.fromkeys(libraries)  # an import of None fails
+    exec(program, {})
 
 
 def _program(words):

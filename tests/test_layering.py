@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import anchorlora
@@ -69,6 +70,7 @@ LAB = {  # the laboratory: its own rooms, then those of the library
 }
 
 
+@cache
 def imports(path):
     """(rooms of the library, rooms of the laboratory, outermost packages of others) that a file imports, wherever in the file."""
     found = {"anchorlora": set(), "anchorlora_lab": set()}
@@ -146,10 +148,14 @@ def test_float64_tensors_are_made_where_their_device_has_them():
             assert ".double()" not in path.read_text(), f"{path}: use devices.in_float64, Apple's GPUs have no float64"
 
 
-def test_listing_methods_and_reading_records_do_not_wait_for_torch():
+def test_help_and_what_reads_records_do_not_wait_for_what_computes():
+    words = [["--help"], *([command, "--help"] for command in ("export", "report", "eval")), ["methods"]]
+    words.append(["status", str(Path(__file__).parents[1] / "results/mini-en/trace")])
     code = (
-        "import sys; from anchorlora.cli.app import main; main(['methods']); main(['report', '--help']);"
-        "import anchorlora_lab.report.page; assert 'torch' not in sys.modules, 'torch was imported'"
+        "import sys; from anchorlora.cli.app import main;"
+        f"assert not any(main(each) for each in {words!r});"
+        "import anchorlora_lab.report.page;"
+        "assert not {'torch', 'peft', 'transformers', 'lm_eval'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 

@@ -250,16 +250,13 @@ def test_cores_of_another_model_or_layer_set_are_refused(tmp_path):
 
 
 def test_pickles_are_refused_with_a_command_that_converts_them(tmp_path):
-    import subprocess
-    import sys
-
     before, after, cores = write_pair(tmp_path)
     tensors = load_file(after / "adapter_model.safetensors")
     torch.save(tensors, after / "adapter_model.bin")
     (after / "adapter_model.safetensors").unlink()
     said = refused("adapter_model.bin is a pickle, which is not opened here; convert it: python -c", before, after, cores=cores)
     code = re.search(r'python -c "(.*)"$', said)[1]
-    subprocess.run([sys.executable, "-c", code], check=True)
+    exec(code, {})
     assert load_file(after / "adapter_model.safetensors").keys() == tensors.keys()
     audit(before, after, cores=cores)
     for name in ("pytorch_model.bin", "weights.pt"):

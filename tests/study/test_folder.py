@@ -119,8 +119,3 @@ def test_a_folder_without_runs_is_one_line(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"error: {tmp_path} holds no run")
     assert main(["status", str(tmp_path / "no")]) == 2
     assert list(tmp_path.iterdir()) == []
-
-
-def test_status_does_not_wait_for_torch(grid):
-    code = f"import sys; from anchorlora.cli.app import main; main(['status', {str(grid)!r}]); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

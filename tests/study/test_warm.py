@@ -227,8 +227,10 @@ def alive(pid):
         return False
 
 
-def test_where_an_import_has_opened_a_device_processes_are_fresh(tmp_path):
-    """Torch says after a fork that nothing can be computed there."""
+def test_where_an_import_has_opened_a_device_processes_are_fresh(tmp_path, monkeypatch):
+    """Torch says after a fork that nothing can be computed there; nothing else needs to be imported for that."""
+    monkeypatch.setattr("anchorlora_lab.grid.warm.LIBRARIES", ("torch",))
+    monkeypatch.setattr("anchorlora_lab.grid.warm.WITH_PEFT", ())
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
         "def spoil():\n"
