@@ -3,7 +3,7 @@
 import pytest
 
 from anchorlora.cli.app import main
-from skills import EXACT, FEW, rows, written
+from skills import EXACT, FEW, NARROW, rows, written
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,6 +41,6 @@ def taught(data, tmp_path_factory):
 def finished(less_data, small_model, tmp_path_factory):
     """News, with reviews kept, on a model of random weights."""
     out = tmp_path_factory.mktemp("finished") / "news"
-    words = ["train", str(small_model), "--data", less_data["news"], "--keep", less_data["reviews"], "--out", str(out), *FEW]
-    assert main(words) == 0
+    words = ["--data", less_data["news"], "--keep", less_data["reviews"], "--out", str(out), *FEW, *NARROW]
+    assert main(["train", str(small_model), *words]) == 0
     return out

@@ -19,7 +19,7 @@ from anchorlora.features.files import read_tensors
 from anchorlora.store.seal import sha256
 from anchorlora.train.kept import held_out, row_of
 from anchorlora.train.request import skill_request
-from skills import FEW, written
+from skills import FEW, NARROW, written
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,8 @@ def data(less_data, small_model):
 def taught(data, out, method, *, new="news", keep=("reviews",), after=None, old=None, more=()):
     words = ["train", data["model"], "--data", data[new], "--method", method, "--out", str(out), *FEW, *more]
     words += [word for name in keep for word in ("--keep", data.get(name, name))]
-    words += ["--after", str(after)] if after else []
-    return main([*words, *(["--adapter", str(old)] if old else [])])
+    words += ["--after", str(after)] if after else ["--adapter", str(old)] if old else [] if method == "fold-16" else NARROW
+    return main(words)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from anchorlora.text import without_secrets
 from anchorlora.train import train as module
 from anchorlora.train.request import SkillRequest, default_recipe, name_of_data, skill_request
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
-from skills import FEW, rows, written
+from skills import FEW, NARROW, rows, written
 
 ADAPTER = "adapter/adapter_model.safetensors"
 
@@ -45,7 +45,7 @@ def data(less_data, small_model):
 
 
 def command(data, out, *more):
-    return ["train", data["model"], "--data", data["news"], "--keep", data["reviews"], "--out", str(out), *more, *FEW]
+    return ["train", data["model"], "--data", data["news"], "--keep", data["reviews"], "--out", str(out), *more, *FEW, *NARROW]
 
 
 def refused(words, capsys, *said):
@@ -182,7 +182,7 @@ def test_a_skill_on_a_model_of_the_hub_stays_with_the_commit_that_it_began_with(
         (cache / "refs/main").write_text(later)
 
     monkeypatch.setattr(module, "before", then_moved)
-    words = ["train", "org/m", "--data", data["news"], "--keep", data["reviews"], "--out", str(out), *FEW]
+    words = command({**data, "model": "org/m"}, out)
     assert main(words) == 0
     assert read_sealed(out / "skill/inputs.json", dict[str, str])["org/m"] == commit
     assert read_record(out / "record.json").base_model.revision == commit

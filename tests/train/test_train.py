@@ -16,7 +16,7 @@ from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import main
 from anchorlora.features import read_cores
 from anchorlora.models import session
-from skills import EXACT, FEW, rows, written
+from skills import EXACT, FEW, NARROW, rows, written
 
 MINI = embedded.folder("embedded:mini", "base_model")
 
@@ -51,7 +51,7 @@ def test_what_was_to_be_kept_is_protected_in_the_adapter_on_disk_and_in_the_twin
 
 def test_snapshot_is_the_mean_of_the_base_model_and_of_what_was_trained(data, tmp_path):
     out = tmp_path / "out"
-    named = ["--method", "snapshot", "--keep", data["reviews"], "--compare", "--out", str(out)]
+    named = ["--method", "snapshot", "--keep", data["reviews"], "--compare", "--out", str(out), *NARROW]
     assert main(["train", "embedded:mini", "--data", data["news"], *named, *FEW]) == 0
     twin = read_adapter(out / "skill/unprotected/tasks/1-news/adapter")
     for layer, half in change(out).items():
@@ -129,7 +129,7 @@ def test_rows_that_repeat_others_are_cut_or_too_long_to_measure_are_counted_in_t
     long, cut = {"prompt": "It is", "completion": " so" * 300}, {"prompt": "well " * 300, "completion": " good"}
     mixed = written(tmp_path / "mixed.jsonl", [*once, *once[:5], *[{**long, "prompt": f"{i} is"} for i in range(20)], cut])
     words = ["--data", str(tmp_path / "twice.jsonl"), "--keep", mixed, "--out", str(tmp_path / "out"), "--set", "max_tokens=150"]
-    assert main(["train", "embedded:mini", *words, *FEW]) == 0
+    assert main(["train", "embedded:mini", *words, *FEW, *EXACT]) == 0
     found, page = verdict(tmp_path / "out"), (tmp_path / "out/index.html").read_text()
     said, (learned, kept) = "\n".join(found["sentences"]), found["rows"]
     assert found["together"] == len(lines) + 7 - len({json.loads(line)["prompt"] for line in lines}) == learned["together"]
@@ -151,7 +151,7 @@ def test_rows_that_repeat_others_are_cut_or_too_long_to_measure_are_counted_in_t
 def test_prompts_that_end_in_the_answers_first_token_are_in_verdict_page_and_record(tmp_path):
     blank = written(tmp_path / "blank.jsonl", [{"prompt": f"Say it again, {i}: ", "completion": "the river"} for i in range(30)])
     out = tmp_path / "out"
-    assert main(["train", "embedded:mini", "--data", blank, "--method", "inc-lora", "--out", str(out), *FEW]) == 0
+    assert main(["train", "embedded:mini", "--data", blank, "--method", "inc-lora", "--out", str(out), *FEW, *NARROW]) == 0
     found, record = verdict(out), json.loads((out / "record.json").read_text())
     assert found["rows"][0]["split"] == {"blank": 30}
     assert record["protocol"]["prompts_inside_a_token"] == {"blank": 30}
@@ -247,7 +247,7 @@ def test_a_chat_teaches_a_model_that_gets_its_template_from_a_file(tmp_path):
         "--out",
         str(out),
     ]
-    assert main(["train", "embedded:mini", *words, *FEW]) == 0
+    assert main(["train", "embedded:mini", *words, *FEW, *EXACT]) == 0
     assert verdict(out)["skill"]["loss"]["interval"][1] < 0
     assert AutoTokenizer.from_pretrained(out / "adapter").chat_template == template.read_text()
     assert '"text"' in (out / "skill/before/probes/self.jsonl").read_text(), "the model does not know the template"
@@ -471,11 +471,11 @@ def test_a_budget_that_cannot_be_kept_is_refused_in_one_line(named, said, taught
 
 
 def test_a_skill_needs_no_data_loads_the_model_once_with_its_twin_is_read_when_finished_and_goes_on(
-    data, tmp_path, capsys, monkeypatch
+    less_data, small_model, tmp_path, capsys, monkeypatch
 ):
-    loads, load, out = [], session.load_base_model, tmp_path / "out"
+    data, loads, load, out = less_data, [], session.load_base_model, tmp_path / "out"
     monkeypatch.setattr(session, "load_base_model", lambda *args, **named: loads.append(args) or load(*args, **named))
-    command = ["train", "embedded:mini", "--data", data["news"], "--keep", "self", "--compare", "--out", str(out), *FEW]
+    command = ["train", str(small_model), "--data", data["news"], "--keep", "self", "--compare", "--out", str(out), *FEW, *NARROW]
     assert main(command) == 0
     assert len(loads) == 1
     probes = (out / "skill/before/probes/self.jsonl").read_text()
@@ -507,8 +507,10 @@ PHASES = {
 }
 
 
-def test_a_dry_run_writes_nothing_and_names_every_phase_which_all_reach_their_end(data, tmp_path, capsys, monkeypatch):
-    words = ["train", "embedded:mini", "--data", data["news"], "--keep", "self", "--self-texts", "10", *FEW]
+def test_a_dry_run_writes_nothing_and_names_every_phase_which_all_reach_their_end(
+    less_data, small_model, tmp_path, capsys, monkeypatch
+):
+    words = ["train", str(small_model), "--data", less_data["news"], "--keep", "self", *FEW, *NARROW]
     words += ["--out", str(tmp_path / "out")]
     assert main([*words, "--dry-run", "--json"]) == 0
     price = json.loads(capsys.readouterr().out)
