@@ -24,6 +24,7 @@ MAKER = "simulated"  # its name as a product
 BYTES = 123_456_789  # what it says of its memory
 COPIES = ("aten::copy_", "aten::_to_copy")  # one tensor may be here and one on the CPU
 WIDE = (torch.float64, torch.complex128)
+NUMBERS = ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::masked_select", "aten::_unique2")
 
 
 class Module(backend_registration._DummyBackendModule):
@@ -79,6 +80,7 @@ class SimTensor(torch.Tensor):
         return cls.device_of_all.run(op, *args, **(kwargs or {}))
 
     def tolist(self):  # torch would read the memory that is not there
+        self.device_of_all.synchronized += 1
         return self.raw.tolist()
 
 
@@ -89,6 +91,7 @@ class Device:
         self.module, self.float64 = module, float64
         self.copied = 0  # tensors of more than one number that went to the CPU
         self.launched = 0  # operations that a GPU would run a kernel for: all but those that give a view
+        self.synchronized = 0  # operations that a GPU must end all others for, since the process asks for numbers or how many
 
     def run(self, op, *args, **kwargs):
         name, tensors = op._schema.name, [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
@@ -99,6 +102,7 @@ class Device:
             self.refuse_widening(*args, **kwargs)
         views = any(each.alias_info and not each.alias_info.is_write for each in op._schema.arguments)
         self.launched += bool(ours) and not views
+        self.synchronized += bool(ours) and self.waits(name, args, kwargs)
         with self.module.drawing() if torch.Tag.nondeterministic_seeded in op.tags else nullcontext():
             found = op(*tree_map(behind, args), **tree_map(behind, kwargs))
         if name == "aten::_local_scalar_dense":
@@ -115,6 +119,16 @@ class Device:
         if value.dtype in WIDE and not self.float64 and id(value) not in given:
             raise TypeError(f"there is no {value.dtype} on {NAME}; use float32 instead")
         return given[id(value)] if id(value) in given else SimTensor(value)
+
+    @staticmethod
+    def waits(name, args, kwargs):
+        """An index of booleans is first turned into places, of which nobody knows how many there are."""
+        if name == "aten::copy_":
+            return not isinstance(args[0], SimTensor)
+        if name == "aten::_to_copy":
+            return kwargs.get("device") == torch.device("cpu")
+        masks = [x for x in tree_leaves(args[1:2]) if isinstance(x, torch.Tensor) and x.dtype == torch.bool]
+        return name in NUMBERS or (name in ("aten::index", "aten::index_put", "aten::index_put_") and bool(masks))
 
     def refuse_widening(self, one, other=None, *_, dtype=None, **__):
         """MPS converts what it copies to the CPU on its own side.  one, other: as `copy_` and `_to_copy` take them."""

@@ -16,18 +16,34 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+import models
 import oracle
 import second_device
 import small
-from anchorlora import METHODS, Freeze, GradientStart, ProtectionCallback, Subspace, Trace, measure, protect, run_sequence
+from anchorlora import (
+    METHODS,
+    Freeze,
+    GradientStart,
+    ProjectDisplacement,
+    ProtectionCallback,
+    Subspace,
+    Trace,
+    measure,
+    protect,
+    run_sequence,
+)
 from anchorlora.adapters import AdapterStack
 from anchorlora.cli.app import main
 from anchorlora.constraints.sensitivity import INPUTS, OUTPUTS
-from anchorlora.continual.learn import FiniteGradients
+from anchorlora.continual.batches import windows
+from anchorlora.continual.evaluate import Scorer
+from anchorlora.continual.learn import FiniteGradients, Learner, Rules, learning
+from anchorlora.data import Encoded, Example
 from anchorlora.errors import Interrupted
 from anchorlora.measurement import FeatureCores, StepRecorder, WeightDirections, record_steps
 from anchorlora.runs.autosave import Stop
@@ -257,6 +273,38 @@ def launches(folder, kind, method):
     return counted | {"left": left, "bare": steps()}
 
 
+def synchronizations(folder, kind):
+    """How often an optimizer step of three packed rows waits for the device, once the looks of the first two are over.
+
+    And how often the scores of a row of two examples do, and of one of twelve.
+    """
+    torch.manual_seed(0)
+    stack = AdapterStack(models.qwen3().to(place(kind)), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    stack.open(torch.Generator().manual_seed(0))
+    layers, draw = stack.anchor().layers, torch.Generator().manual_seed(3)
+    cores = {layer.name: Subspace(torch.linalg.qr(torch.randn(64, 3, generator=draw)).Q) for layer in layers}
+    rows = [Encoded(Example(i, "", ""), "", tuple(range(4 + i, 14 + i)), (30 + i, 3, 0)[i % 2 :], False) for i in range(24)]
+    how = {"size": 6, "micro": 2, "pad": 1, "row_tokens": 26}
+    rules, counts = Rules(clip_norm=1.0), []
+    device = second_device.SimTensor.device_of_all
+    optimizer = torch.optim.AdamW(stack.trainable(), lr=1e-3, foreach=True)
+    constraints = [ProjectDisplacement("A")]
+    learner = Learner(stack.model, optimizer, stack.anchor(cores=cores), constraints, Accelerator())
+    with learning(learner, rules) as training:
+        for window in windows(rows, range(24), **how):
+            assert len(window.micro_batches) == 3
+            before = device.synchronized
+            training.step(window)
+            counts.append(device.synchronized - before)
+
+    def scored(examples):
+        before = device.synchronized
+        Scorer(stack.model, range(64), 1, 16, place(kind), packed=True).losses(examples)
+        return device.synchronized - before
+
+    return {"step": counts[-1], "row": [scored(rows[:2]), scored(rows[:12])]}
+
+
 def discipline(folder, kind):
     """What the device says to what a GPU, or Apple's, would not do either."""
     there, here = torch.ones(3, device=place(kind)), torch.ones(3)
@@ -287,7 +335,10 @@ def failure(attempt):
     return None
 
 
-JOBS = {f.__name__: f for f in (run, stopped, gone_on, back, commands, loop, trainer, weights, copies, launches, discipline)}
+JOBS = {
+    f.__name__: f
+    for f in (run, stopped, gone_on, back, commands, loop, trainer, weights, copies, launches, synchronizations, discipline)
+}
 
 
 def work(folder, kind, jobs):

@@ -160,6 +160,12 @@ def test_hard_protection_adds_at_most_sixty_launches_to_a_step_on_72_layers(meth
     assert 0 < counts["protected"] - counts["bare"] <= 60
 
 
+def test_a_step_waits_for_the_device_twice_and_a_scored_row_as_often_whatever_it_holds(done):
+    """For the loss with the norm of its gradient, and for that of what constraints have made of it; for hits, and for losses."""
+    (found,) = done(WHOLE, "synchronizations")
+    assert found == {"step": 2, "row": [2, 2]}
+
+
 @pytest.mark.slow
 def test_with_float64_no_protected_step_passes_the_cpu(done):
     done(CPU, "run:sfor")

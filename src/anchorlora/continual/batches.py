@@ -48,6 +48,7 @@ class MicroBatch:
     remembered: Tensor | None = None  # (n,) true for examples of earlier tasks; None where there are none
     chats: tuple[int, ...] = ()  # of a packed row, the number of examples that each of its texts answers for
     head: nn.Linear | None = None  # makes logits of what the model returns, where that is hidden states
+    host: MicroBatch | None = None  # the same on the CPU, of one on another device, which need not be waited for then
 
     def __len__(self) -> int:
         return self.targets.shape[0]
@@ -56,6 +57,17 @@ class MicroBatch:
     def answer_tokens(self) -> int:
         """Number of answer tokens."""
         return int((self.targets != IGNORED).sum())
+
+    @property
+    def kept(self) -> int | Tensor:
+        """The same as `keep`, on the CPU."""
+        return (self.host or self).keep
+
+    @property
+    def answered(self) -> tuple[Tensor, ...]:
+        """Rows and columns of the answer tokens in `targets`."""
+        places = ((self.host or self).targets != IGNORED).nonzero(as_tuple=True)
+        return tuple(place.to(self.targets.device) for place in places)
 
     @property
     def positions(self) -> int:
@@ -67,12 +79,13 @@ class MicroBatch:
         keep = self.keep if isinstance(self.keep, int) else self.keep.to(device)
         inputs = {k: v.to(device) for k, v in self.inputs.items()}
         remembered = None if self.remembered is None else self.remembered.to(device)
-        return MicroBatch(inputs, keep, self.targets.to(device), self.layout, self.places, remembered, self.chats)
+        host = None if device.type == "cpu" else self
+        return MicroBatch(inputs, keep, self.targets.to(device), self.layout, self.places, remembered, self.chats, host=host)
 
     def answer_logits(self, logits: Tensor) -> Tensor:
         """Return the logits that predict the answer tokens, example by example."""
         if isinstance(self.keep, int):
-            return logits[:, -self.keep : -1][self.targets != IGNORED]  # the last position predicts nothing
+            return logits[:, -self.keep : -1][self.answered]  # the last position predicts nothing
         return logits[0] if logits.shape[1] == len(self.keep) else logits[0, self.keep]
 
     def read_up_to(self, answered: Sequence[int]) -> list[Tensor]:
@@ -277,12 +290,12 @@ def _token_losses(logits: Tensor, batch: MicroBatch, weight: TokenWeight | None 
     Computed on flat rows (answer tokens, vocabulary): over a strided vocabulary torch adds one word after another, which loses
     digits with every word, and other positions would cost as much as the answers.
     """
-    answered = batch.targets != IGNORED
+    answered = batch.answered
     if batch.head is not None:
         losses = losses_in_chunks(batch.answer_logits(logits), batch.head, batch.targets[answered], weight)
-        return losses.new_zeros(answered.shape).masked_scatter(answered, losses)
+        return losses.new_zeros(batch.targets.shape).index_put(answered, losses)
     predicted = batch.answer_logits(logits).float()
     losses = torch.nn.functional.cross_entropy(predicted, batch.targets[answered], reduction="none")
     if weight is not None:
         losses = losses * weight(predicted.detach(), losses.detach())
-    return losses.new_zeros(answered.shape).masked_scatter(answered, losses)
+    return losses.new_zeros(batch.targets.shape).index_put(answered, losses)

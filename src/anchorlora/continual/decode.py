@@ -72,7 +72,7 @@ def decode(model: nn.Module, prompts: Sequence[Sequence[int]], how: Answering, *
     for some in _rows_of(prompts, row_tokens):
         layout, ids = pack(some)
         ends = layout.ends().to(device)
-        with packed(model, layout, ends):
+        with packed(model, layout, layout.ends()):
             outputs = model(
                 input_ids=torch.tensor([ids], device=device),
                 position_ids=layout.positions()[None].to(device),

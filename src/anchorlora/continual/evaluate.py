@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -198,20 +199,20 @@ class Scorer:
         head, there = self._head if large else None, batch.to(self.device)
         with (
             torch.inference_mode(),
-            packed(self.model, there.layout, there.keep),
+            packed(self.model, there.layout, there.kept),
             nullcontext() if head is None else leaving_out(head),
         ):
             outputs = self.model(**there.inputs, logits_to_keep=there.keep, use_cache=how is not None)
-            right = there.targets[there.targets != IGNORED]
+            right = there.targets[there.answered]
             losses, likeliest = token_scores(there.answer_logits(outputs.logits), right, head)
-        hits = (likeliest == right).float().split(counts)
-        scores = [
-            {TOKEN_ACCURACY: float(hit.mean()), LOSS: float(in_float64(loss).mean())}
-            for loss, hit in zip(losses.split(counts), hits, strict=True)
-        ]
+        # each of these waits for the device once
+        hits = torch.stack([own.mean() for own in (likeliest == right).float().split(counts)]).tolist()
+        means = torch.stack([own.mean() for own in in_float64(losses).split(counts)]).tolist()
+        scores = [{TOKEN_ACCURACY: hit, LOSS: loss} for hit, loss in zip(hits, means, strict=True)]
         if how is None:
             return scores, None
-        answers = [how.begun(tokens.tolist(), e.answer) for tokens, e in zip(likeliest.split(counts), examples, strict=True)]
+        tokens = iter(likeliest.tolist())
+        answers = [how.begun(list(islice(tokens, count)), e.answer) for count, e in zip(counts, examples, strict=True)]
         return scores, Begun(cache_in(outputs), batch.read_up_to([len(answer) - 1 for answer in answers]), answers)
 
     @cached_property

@@ -6,11 +6,12 @@ NaN and infinite values are found before the optimizer would write them into the
 from __future__ import annotations
 
 import math
+import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -102,21 +103,23 @@ class Training:
             states=generator_states(self.device),
             processes=processes,
         )
-        total = 0.0
+        shares: list[Tensor] = []
         with naming_the_step(self.number, again.in_a_forward_pass):
             for i, batch in enumerate(window.micro_batches):
                 if i >= window.full:
                     model.eval()  # it gives no rows and draws no dropout
-                total += self.gradients(window, batch.to(self.device), counts=i < window.full)
+                share = self.gradients(window, batch.to(self.device), counts=i < window.full)
+                shares += [share] * (i < window.full)
         if window.empty:
             model.train()
-        total = _add_up(self.trained, total, self.device, processes)
+        shares = _add_up(self.trained, shares, self.device, processes)
         if all(p.grad is None for p in self.trained):
             self.look(self.number - 1)  # the loss reaches other parameters
+        of_gradients = norm_of([p.grad for p in self.trained if p.grad is not None])
         with naming_the_step(self.number, again.in_the_whole_step):
-            norm = gradient_norm(total, self.trained)
+            total, norm = finite_numbers(shares, of_gradients)
         if self.rules.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.trained, self.rules.clip_norm)
+            torch.nn.utils.clip_grads_with_norm_(self.trained, self.rules.clip_norm, of_gradients)
         optimizer.step()
         if self.protection.step != self.number:
             self.look()  # nobody saw the step
@@ -135,22 +138,22 @@ class Training:
         """Check what protects the task, as after a step; by default the last one."""
         self.protection.look(self.number if step is None else step)
 
-    def gradients(self, window: Window, batch: MicroBatch, *, counts: bool = True) -> float:
-        """Add the gradients of a micro-batch of a window.  Returns its share of the loss; zero if it does not count.
+    def gradients(self, window: Window, batch: MicroBatch, *, counts: bool = True) -> Tensor:
+        """Add the gradients of a micro-batch of a window, none if it does not count.  Returns its share of the loss.
 
         Many logits are made in chunks, by a head that the model leaves out, unless a constraint reads them.
         """
         model, head = self.learner.model, self.head
         if head is not None and batch.positions * head.out_features > LARGE and not any(map(reads_outputs, self.protection)):
             batch = replace(batch, head=head)
-        with packed(model, batch.layout, batch.keep), nullcontext() if batch.head is None else leaving_out(batch.head):
+        with packed(model, batch.layout, batch.kept), nullcontext() if batch.head is None else leaving_out(batch.head):
             outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
             share = self.rules.loss(outputs.logits, batch, window)
             extra = sum(c.loss(batch, outputs) for c in self.protection) if counts else 0.0
             objective = share + extra * len(batch) / len(window)
             # inside, since activation checkpointing repeats forward passes in it
             self.learner.accelerator.backward(objective if counts else 0.0 * objective)
-        return float(share.detach()) if counts else 0.0
+        return share.detach()
 
 
 def reads_outputs(constraint: ActiveConstraint) -> bool:
@@ -158,20 +161,20 @@ def reads_outputs(constraint: ActiveConstraint) -> bool:
     return getattr(type(constraint), "loss", None) is not ActiveConstraint.loss
 
 
-def _add_up(parameters: Sequence[nn.Parameter], loss: float, device: torch.device, processes: Processes) -> float:
-    """Add up gradients over processes.  Returns the loss of the whole window."""
+def _add_up(parameters: Sequence[nn.Parameter], shares: list[Tensor], device: torch.device, processes: Processes) -> list[Tensor]:
+    """Add up gradients over processes.  Returns what the loss of the whole window is the sum of."""
     if processes.count == 1:
-        return loss
+        return shares
+    loss = _sum(map(float, shares))
     counted = torch.tensor([loss, *(float(p.grad is not None) for p in parameters)], device=device)
     for parameter in parameters:
         if parameter.grad is None:  # the window has fewer examples than there are processes
             parameter.grad = torch.zeros_like(parameter)
     processes.add_up([counted, *(p.grad for p in parameters if p.grad is not None)])
-    total, *counts = counted.tolist()
-    for parameter, processes_with_one in zip(parameters, counts, strict=True):
+    for parameter, processes_with_one in zip(parameters, counted[1:].tolist(), strict=True):
         if not processes_with_one:
             parameter.grad = None
-    return float(total)
+    return [counted[0]]
 
 
 def _mean(readings: dict[str, float], window: Window, device: torch.device, processes: Processes) -> dict[str, float]:
@@ -184,19 +187,26 @@ def _mean(readings: dict[str, float], window: Window, device: torch.device, proc
     return dict(zip(readings, values.tolist(), strict=True))
 
 
-def gradient_norm(loss: float, parameters: Sequence[nn.Parameter]) -> float:
-    """Return the norm of the loss's gradient over all parameters."""
-    norm = norm_of([p.grad for p in parameters if p.grad is not None])
-    for what, value in (("loss", loss), ("gradient norm", norm)):
+def finite_numbers(shares: Sequence[Tensor], norm: Tensor) -> tuple[float, float]:
+    """Return the loss that shares add up to, and the norm of its gradient; one process asks its device for all of them at once."""
+    alone = norm.device.type != "cpu" and len({type(norm), *map(type, shares)}) == 1
+    *parts, of_gradients = torch.stack([*shares, norm]).tolist() if alone else map(float, (*shares, norm))
+    loss = _sum(parts)
+    for what, value in (("loss", loss), ("gradient norm", of_gradients)):
         if not math.isfinite(value):
             raise NotFinite(f"the {what} is {value}")
-    return norm
+    return loss, of_gradients
 
 
-def norm_of(tensors: Sequence[Tensor]) -> float:
+def _sum(numbers: Iterable[float]) -> float:
+    """Add numbers one after another: Python's own sum rounds otherwise from 3.12 on."""
+    return reduce(operator.add, numbers, 0.0)
+
+
+def norm_of(tensors: Sequence[Tensor]) -> Tensor:
     """Return the norm of all tensors together, on an accelerator in a few launches."""
     on_cpu = tensors[0].device.type == "cpu"
-    return float(torch.stack([t.norm() for t in tensors] if on_cpu else torch._foreach_norm(list(tensors))).norm())
+    return torch.stack([t.norm() for t in tensors] if on_cpu else torch._foreach_norm(list(tensors))).norm()
 
 
 @contextmanager
@@ -237,7 +247,7 @@ class _Looking(ActiveConstraint):
         """Raise NotFinite where a gradient that the optimizer would take is no number."""
         self.step += 1
         gradients = {factor: p.grad for factor, p in self.gradients.items() if p.grad is not None}
-        if gradients and not math.isfinite(norm_of(list(gradients.values()))):
+        if gradients and not math.isfinite(float(norm_of(list(gradients.values())))):
             wrong = (factor for factor, g in gradients.items() if not bool(torch.isfinite(g).all()))
             layer, name = next(wrong, next(iter(gradients)))
             raise NotFinite(

@@ -105,7 +105,7 @@ class StepAgain:
     def _in_forward(self, batch: MicroBatch) -> str | None:
         seen: list[_NotFiniteTensor] = []
         try:
-            with packed(self.model, batch.layout, batch.keep):
+            with packed(self.model, batch.layout, batch.kept):
                 with _listening(self.model, batch, seen):
                     outputs = self.model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
                 _look(seen, batch, "every layer is finite and the logits are not", outputs.logits)

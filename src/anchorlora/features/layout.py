@@ -68,8 +68,8 @@ class Layout:
         from torch.nn.attention.flex_attention import create_block_mask
 
         if device not in self._blocks:
-            sizes = torch.tensor([self.prefix, *self.lengths], device=device)
-            of = torch.arange(len(sizes), device=device).repeat_interleave(sizes)  # 0: the prefix
+            sizes = torch.tensor([self.prefix, *self.lengths])
+            of = torch.arange(len(sizes)).repeat_interleave(sizes).to(device)  # 0: the prefix
 
             def attends(batch: Tensor, head: Tensor, asking: Tensor, asked: Tensor) -> Tensor:
                 return (asking >= asked) & ((of[asked] == 0) | (of[asked] == of[asking]))

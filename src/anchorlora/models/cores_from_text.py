@@ -269,8 +269,8 @@ def _rows_together(
             for (_, kept), start_of_own in zip(group, layout.starts, strict=True)
             for at in kept
         ]
-        ends = layout.ends().to(device)
-        with packed(adapted, layout, ends):  # so the last layer's own part is read at these alone, where nothing is adapted in it
+        # so the last layer's own part is read at these alone, where nothing is adapted in it
+        with packed(adapted, layout, layout.ends()):
             yield torch.tensor([row], device=device), torch.tensor(places, device=device)
         watch(end, len(texts))
 

@@ -9,7 +9,7 @@ comparing a packed row with separate ones, and are read in padded micro-batches 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -20,7 +20,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from anchorlora.adapters.layers import base_model_in
 from anchorlora.features.layout import Layout, current, pack, reading
@@ -56,11 +56,12 @@ def packed_attention(
     if asking is not None and asking[0] is module:
         _, rows, places = asking
         outputs = []
-        for qi, ki, vi, asked in zip(q, k, v, rows, strict=True):
+        for qi, ki, vi, own in zip(q, k, v, rows, strict=True):
+            asked = own.to(qi.device)
             mask = layout.mask(ki.shape[2], qi)[asked]
             keys, values = torch.cat([k0, ki], 2), torch.cat([v0, vi], 2)
             outputs.append(scaled_dot_product_attention(qi[:, :, asked], keys, values, attn_mask=mask, **how))
-        return _spread(_join(outputs), places, query.shape[2]), None
+        return _spread(_join(outputs), places(query), query.shape[2]), None
     outputs = [scaled_dot_product_attention(q0, k0, v0, is_causal=True, **how)] if layout.prefix else []
     for qi, ki, vi in zip(q, k, v, strict=True):
         if not layout.prefix:
@@ -104,12 +105,8 @@ def at_once(layout: Layout, query: Tensor, key: Tensor, value: Tensor, *, scale:
     return compile_friendly_flex_attention(query, key, value, training=training, **how)
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    return None
-
-
+# without a mask function of that name, transformers makes no mask, and does not ask the device whether one is needed
 AttentionInterface.register(NAME, packed_attention)
-AttentionMaskInterface.register(NAME, _no_mask)
 
 
 @contextmanager
@@ -117,9 +114,9 @@ def packed(model: nn.Module, layout: Layout | None, keep: int | Tensor | None = 
     """Let the forward passes of the block read packed rows of a layout; without one they read padded rows, as ever.
 
     In the last layer only the kept positions ask, and after its attention no token reads another. So its queries and what follows
-    its attention are computed at these positions alone, unless a module there is adapted in an unknown way or has a hook. On a CPU,
-    dropout draws 16 bits an element, not 64: to draw them took a tenth of a step. A frozen RMS norm in float32 is one function
-    there, whose backward pass takes half as long.
+    its attention are computed at these positions alone, unless a module there is adapted in an unknown way or has a hook. Give them
+    on the CPU, where they are read without waiting for another device. On a CPU, dropout draws 16 bits an element, not 64: to draw
+    them took a tenth of a step. A frozen RMS norm in float32 is one function there, whose backward pass takes half as long.
     """
     if layout is None:
         yield
@@ -192,7 +189,7 @@ class RMSNorm(torch.autograd.Function):
         return scaled.mul_(inverse).addcmul_(x, along), None, None
 
 
-_ASKING: ContextVar[tuple[nn.Module, list[Tensor], Tensor] | None] = ContextVar("asking", default=None)
+_ASKING: ContextVar[tuple[nn.Module, list[Tensor], Callable[[Tensor], Tensor]] | None] = ContextVar("asking", default=None)
 
 
 @contextmanager
@@ -203,15 +200,22 @@ def _last_layer_on(modules: Sequence[Any], layout: Layout, keep: int | Tensor | 
         yield
         return
     tokens, hooks = layout.prefix + sum(layout.lengths), list[Any]()
+    kept, moved = keep.cpu(), {keep.device: keep}
+
+    def places(like: Tensor) -> Tensor:
+        """The positions on the device of a tensor."""
+        if like.device not in moved:
+            moved[like.device] = kept.to(like.device)
+        return moved[like.device]
+
     takes, gives = _where_rows_are_cut(modules, layer)
     for part in takes:
-        hooks.append(part.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, keep], *inputs[1:])))
+        hooks.append(part.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, places(inputs[0])], *inputs[1:])))
     for part in gives:
-        hooks.append(part.register_forward_hook(lambda _, inputs, output: _spread(output, keep, tokens)))
-    kept = keep.cpu()
+        hooks.append(part.register_forward_hook(lambda _, inputs, output: _spread(output, places(output), tokens)))
     bounds = zip(layout.starts, layout.lengths, strict=True)
     rows = [kept[(kept >= start) & (kept < start + length)] - start for start, length in bounds]
-    token = _ASKING.set((layer.self_attn, rows, keep))
+    token = _ASKING.set((layer.self_attn, rows, places))
     try:
         yield
     finally:
@@ -291,7 +295,7 @@ def unpackable(model: nn.Module, examples: Sequence[Sequence[int]], *, longest: 
             alone = [model(input_ids=torch.tensor([row], device=device), use_cache=False).logits[0] for row in examples]
             with packed(model, layout):
                 row = model(**packed_row, use_cache=False).logits
-            with packed(model, layout, ends):
+            with packed(model, layout, layout.ends()):
                 kept = model(**packed_row, use_cache=False).logits[0, ends]
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         return first_line(error)

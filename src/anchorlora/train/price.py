@@ -247,7 +247,7 @@ def _batch(model: nn.Module, session: Session, group: Sequence[Encoded], togethe
 def _logits(model: Any, batch: MicroBatch) -> Any:
     if batch.layout is None:
         return batch.answer_logits(model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False).logits)
-    with reading_packed(model, batch.layout, batch.keep):
+    with reading_packed(model, batch.layout, batch.kept):
         return batch.answer_logits(model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False).logits)
 
 

@@ -137,7 +137,7 @@ class Subject:
 
     def logits(self, batch: MicroBatch) -> Tensor:
         """Return the logits (answer tokens, vocabulary) of a forward pass."""
-        with packed(self.model, batch.layout, batch.keep):
+        with packed(self.model, batch.layout, batch.kept):
             outputs = self.model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
         return batch.answer_logits(outputs.logits).float()
 

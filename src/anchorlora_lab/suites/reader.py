@@ -69,11 +69,12 @@ class Reader(HFLM):
     def _log_p(self, row: Sequence[tuple[tuple[int, ...], int]], prefix: int) -> Sequence[Tensor]:
         """Log-probabilities (n, words) after the last n tokens of each input of a packed row."""
         layout, ids = pack([ids for ids, _ in row], prefix)
-        keep = torch.cat([places[-count:] for places, (_, count) in zip(layout.places(), row, strict=True)]).to(self.device)
+        keep = torch.cat([places[-count:] for places, (_, count) in zip(layout.places(), row, strict=True)])
+        there = keep.to(self.device)
         tokens = {"input_ids": torch.tensor([ids]), "position_ids": layout.positions()[None]}
         with torch.inference_mode(), packed(self.model, layout, keep):
-            logits = self.model(**{k: v.to(self.device) for k, v in tokens.items()}, logits_to_keep=keep, use_cache=False).logits
-        logits = logits[0] if logits.shape[1] == len(keep) else logits[0, keep]
+            logits = self.model(**{k: v.to(self.device) for k, v in tokens.items()}, logits_to_keep=there, use_cache=False).logits
+        logits = logits[0] if logits.shape[1] == len(keep) else logits[0, there]
         _refuse_nan(logits)
         return logits.log_softmax(-1, dtype=self.softmax_dtype).split([count for _, count in row])
 
