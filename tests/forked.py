@@ -12,9 +12,9 @@ import torch
 from accelerate.state import AcceleratorState
 
 
-def fork(target, *args, said, **environment):
-    """Start `target(*args)`, and return its multiprocessing.Process; said: the file for what it says."""
-    how = "spawn" if torch.cuda.is_available() else "fork"  # no fork of a process that has opened CUDA computes
+def fork(target, *args, said, fresh=False, **environment):
+    """Start `target(*args)`, and return its multiprocessing.Process; said: the file for what it says; fresh: it imports all anew."""
+    how = "spawn" if fresh or torch.cuda.is_available() else "fork"  # no fork of a process that has opened CUDA computes
     process = multiprocessing.get_context(how).Process(target=_run, args=(target, args, said, environment))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on: the threads of pytest-xdist hold no lock of ours
