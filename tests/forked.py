@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState
 
 
 def fork(target, *args, said, fresh=False, **environment):
-    """Start `target(*args)`, and return its multiprocessing.Process; said: the file for what it says; fresh: it imports all anew."""
+    """Start `target(*args)`, and return its Process; said: the file for what it says; fresh: a process that imports all anew."""
     how = "spawn" if fresh or torch.cuda.is_available() else "fork"  # no fork of a process that has opened CUDA computes
     process = multiprocessing.get_context(how).Process(target=_run, args=(target, args, said, environment))
     with warnings.catch_warnings():
