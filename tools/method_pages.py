@@ -26,7 +26,7 @@ from anchorlora_lab.report.tables.energy import relative_times
 from anchorlora_lab.report.tables.scores import interval_over_runs
 
 ROOT = Path(__file__).parents[1]
-GRIDS = ("mini/grid", "beyond/grid", "beyond/neighbors")  # of results/
+GRIDS = ("mini/grid", "beyond/grid", "beyond/ranks", "beyond/neighbors")  # of results/
 COSTS = ("mini/cost", "beyond/cost")  # a later folder counts where both have a method
 SCORES = ("AA", "LA", "BWT", "FM")
 BESIDE = ("seq-lora", "fold-16")  # rows that every page has: nothing protected, and one of our own

@@ -258,7 +258,7 @@ def real_in_words() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "all-scores": lambda: means(runs_in("mini/grid", "beyond/grid")),
+    "all-scores": lambda: means(runs_in("mini/grid", "beyond/grid", "beyond/ranks")),
     "pairs": lambda: differences(runs_in("mini/grid", "beyond/grid"), LED),
     "goal": goal,
     "unseen": lambda: means(runs_in("beyond/unseen")),
