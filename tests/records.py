@@ -9,6 +9,7 @@ from anchorlora.scores import Scores
 from anchorlora.store.former import method_facts
 from anchorlora.store.record import Record
 
+VOLATILE = ("cost", "host", "started", "finished", "sha256")  # what may differ between two runs of one command on one machine
 ORDER = ["dbpedia", "amazon", "yahoo", "agnews"]
 TRIANGLES = {
     "seq-lora": [[98.0], [90.5, 55.25], [85.0, 40.0, 70.0], [80.0, 42.5, 60.0, 88.0]],

@@ -21,9 +21,8 @@ import results
 import results_keeping
 import results_own
 import results_tables
-from anchorlora.cli.methods import methods_page
 from anchorlora.config import Recipe
-from anchorlora.data.forms import table_of_forms
+from anchorlora.data.forms import FORMS
 from anchorlora.methods.choice import MEASURED
 from anchorlora.recipes import standard_cl
 from anchorlora.train.request import default_recipe
@@ -96,6 +95,15 @@ def frontier_beside_a_rival(model: str) -> str:
     named = ", ".join(f"{skill} {seed}" for skill, seed in shared)
     grid = tabulate(table, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 8))
     return f"{grid}\n\nSkills and seeds: {named}. All examples of each; points with 95 % intervals over clusters and examples.\n"
+
+
+def table_of_forms() -> str:
+    """The forms of rows: their columns, and what is learned."""
+    lines = ["| columns | what is learned |", "|---|---|"]
+    for form in FORMS:
+        further = f"; also {', '.join(f'`{name}`' for name in form.optional)}" if form.optional else ""
+        lines.append(f"| {', '.join(f'`{name}`' for name in form.columns)}{further} | {form.about} |")
+    return "\n".join(lines)
 
 
 def table_of_fields() -> str:
@@ -198,7 +206,7 @@ if __name__ == "__main__":
     drawn_here()
     README.write_text(filled(README.read_text()))
     PACKAGE.write_text(in_step(filled(PACKAGE.read_text()), README.read_text()))
-    (ROOT / "docs/methods.md").write_text(methods_page())
+    (ROOT / "docs/methods.md").write_text(method_pages.methods_page())
     results_tables.draw()
     results_keeping.draw()
     for folder in (path for path in sorted(FRONTIER.iterdir()) if path.is_dir()):

@@ -20,10 +20,11 @@ from tabulate import tabulate
 
 from anchorlora.cli.methods import EXPLANATION
 from anchorlora.methods import METHODS, Method
+from anchorlora.methods.choice import meaning
 from anchorlora.train.request import FROM_TEXT
 from anchorlora_lab.report.records import Run, find_runs
-from anchorlora_lab.report.tables.energy import relative_times
 from anchorlora_lab.report.tables.scores import interval_over_runs
+from results_own import choices_table, relative_times
 
 ROOT = Path(__file__).parents[1]
 GRIDS = ("mini/grid", "beyond/grid", "beyond/ranks", "beyond/neighbors")  # of results/
@@ -154,6 +155,21 @@ def page(method: Method, runs: Mapping[str, Sequence[Run]], times: Mapping[str, 
         "[All methods](../methods.md)",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def methods_page() -> str:
+    """Return the page docs/methods.md."""
+    return f"# Methods\n\n## Which one\n\n{choices_table()}\n\n{meaning()}\n\n## All methods\n\n{EXPLANATION}\n{methods_table()}"
+
+
+def methods_table() -> str:
+    """Return a Markdown table of all methods: name, definition, and what is preserved."""
+    rows = [(f"`{method.name}`", f"`{method.definition}`", method.preserves.words) for method in METHODS.values()]
+    head = ("method", "definition", "preserves")
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(3)]
+    lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in [head, *rows]]
+    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
+    return "\n".join(lines) + "\n"
 
 
 def linked(table: str) -> str:

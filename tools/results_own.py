@@ -14,9 +14,8 @@ from typing import Any
 from scipy import stats  # comes with the extra "eval", as scikit-learn needs it
 from tabulate import tabulate
 
-from anchorlora.methods.choice import CHOICES, choices_table, meaning
+from anchorlora.methods.choice import CHOICES, HEADS, choice_rows, meaning
 from anchorlora_lab.report.records import Run, find_runs, mean
-from anchorlora_lab.report.tables.energy import relative_times
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -71,6 +70,29 @@ LED_BESIDE_NEIGHBORS = ("fold-16", "o-lora-hard", "sfor")
 CONTROLS = ("beyond/grid", "beyond/controls", "beyond/controls16", "beyond/controls-replay")
 COSTS = ("mini/cost", "beyond/cost", "beyond/cost2")  # a later folder counts where both have a method
 Found = dict[str, dict[tuple[tuple[str, ...], int], Run]]
+
+
+def relative_times(runs: Sequence[Run], *, to: str) -> dict[str, float]:
+    """Return the training time of each method over that of another one: the mean over the orders and seeds that both have."""
+    seconds = {(run.method, tuple(run.order), run.seed): sum(run.record.cost.train_seconds) for run in runs}
+    ratios: dict[str, list[float]] = {}
+    for (name, order, seed), mine in seconds.items():
+        if (to, order, seed) in seconds:
+            ratios.setdefault(name, []).append(mine / seconds[to, order, seed])
+    return {name: mean(found) for name, found in ratios.items()}
+
+
+def choices_table() -> str:
+    """Return the choices as a Markdown table."""
+    rows = [HEADS, *((have, want, f"`{method}`", *rest) for have, want, method, *rest in choice_rows())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
+    words = 3  # columns of text; the others are numbers
+    lines = [
+        "| " + " | ".join(c.ljust(w) if i < words else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) + " |"
+        for row in rows
+    ]
+    lines.insert(1, "|" + "|".join("-" * (w + 2) if i < words else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|")
+    return "\n".join(lines)
 
 
 def runs_in(*folders: str) -> Found:

@@ -7,10 +7,11 @@ import pytest
 
 from anchorlora.cli.app import main
 from anchorlora.data import Encoder, examples_of, read_samples, token_ids
-from anchorlora.data.forms import FORMS, known_columns, table_of_forms
+from anchorlora.data.forms import FORMS, known_columns
 from anchorlora.data.forms.base import Form
 from anchorlora.data.text import counted
 from anchorlora_lab.suites.right_answers import read_answered
+from built_pages import table_of_forms
 from text_law import families, forms
 
 RIDDLES = [{"riddle": f"what is {i} and one", "solution": f"it is {i + 1}"} for i in range(20)]

@@ -17,7 +17,7 @@ import house
 import models
 from anchorlora import embedded
 from anchorlora.cli.app import COMMANDS, FAILED, INTERRUPTED, STOPPED, WRONG, app
-from anchorlora.cli.methods import methods_page
+from method_pages import methods_page
 
 if sys.version_info >= (3, 11):
     import tomllib

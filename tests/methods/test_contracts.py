@@ -29,9 +29,10 @@ from anchorlora.adapters import AdapterStack
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.measurement.check import OPTIMIZERS, check, violation
-from anchorlora.measurement.conditions import CONDITIONS
 from anchorlora.methods import Boundary, Preserves, merged
 from anchorlora.recipes import mini
+
+CONDITIONS = ("displacement", "state", "delta_b", "response")
 
 
 def test_definitions_are_sentences():

@@ -22,7 +22,8 @@ from anchorlora.data import Benchmark, normalize
 from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost, UnknownName
 from anchorlora.features.files import read_cores
 from anchorlora.models.session import Session
-from anchorlora.store.record import VOLATILE, read_record
+from anchorlora.store.record import read_record
+from records import VOLATILE
 
 FAMILIES = ("sfor", "o-lora-hard", "fold-8")
 

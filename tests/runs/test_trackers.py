@@ -14,8 +14,8 @@ from anchorlora.continual.callback import RunCallback
 from anchorlora.errors import Interrupted
 from anchorlora.runs.autosave import Stop
 from anchorlora.runs.trackers import Trackers, tracked
-from anchorlora.store.record import VOLATILE
 from faults.runs import AskToStop
+from records import VOLATILE
 from said import one_line
 
 STEPS = 3  # of each of three tasks

@@ -15,10 +15,10 @@ from anchorlora.config import RunConfig
 from anchorlora.recipes import mini
 from anchorlora_lab.grid.scheduler import LocalEngine, Planned
 from anchorlora_lab.grid.warm import WarmProcess, launching
+from records import VOLATILE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 SHORT = {"train_limit": 8, "test_limit": 2, "epochs": 1, "max_new_tokens": 2, "threads": None}
-ITS_OWN = ("cost", "host", "started", "finished", "sha256")
 GRACE = 180.0  # seconds
 
 
@@ -72,7 +72,7 @@ def test_a_forked_run_is_a_fresh_run_bit_by_bit(tmp_path, monkeypatch):
     assert records[0]["host"] == records[1]["host"]
     assert records[0]["threads"] == 2
     for record in records:
-        for field in ITS_OWN:
+        for field in VOLATILE:
             record.pop(field)
     assert records[0] == records[1]
     said = [(tmp_path / name / ".runs/2.txt").read_text() for name in ("warm", "fresh")]
@@ -209,7 +209,7 @@ def test_what_a_killed_run_and_a_killed_runner_leave_is_finished_by_the_same_com
         once = words("run", "mini", "--method", method, "--order", "order1", "--seed", "1", *settings, "--out", fresh)
         assert subprocess.run(once, stdout=subprocess.DEVNULL).returncode == 0
         resumed, whole = (json.loads((folder / "record.json").read_text()) for folder in (run, fresh))
-        for field in ITS_OWN:
+        for field in VOLATILE:
             del resumed[field], whole[field]
         assert resumed == whole
         for file in sorted(fresh.glob("tasks/*/adapter/*.safetensors")):

@@ -10,7 +10,7 @@ from anchorlora.cli.console import example, fitted, out, print_json, wrapped
 from anchorlora.cli.options import methods_beginning
 from anchorlora.cli.parsing import method_named
 from anchorlora.methods import METHODS, Method
-from anchorlora.methods.choice import HEADS, choice_rows, choices_table, meaning
+from anchorlora.methods.choice import HEADS, choice_rows, meaning
 
 FIRST = sorted({type(c).__name__ for m in METHODS.values() for c in m.constraints if getattr(type(c), "first_task", 2) == 1})
 EXPLANATION = f"""\
@@ -91,18 +91,3 @@ def _for_a_terminal(paragraph: str) -> str:
     if points:
         return "\n".join(wrapped(point.removeprefix("- "), before="- ", after="  ") for point in points)
     return wrapped(" ".join(paragraph.split()))
-
-
-def methods_page() -> str:
-    """Return the page docs/methods.md."""
-    return f"# Methods\n\n## Which one\n\n{choices_table()}\n\n{meaning()}\n\n## All methods\n\n{EXPLANATION}\n{methods_table()}"
-
-
-def methods_table() -> str:
-    """Return a Markdown table of all methods: name, definition, and what is preserved."""
-    rows = [(f"`{name}`", f"`{definition}`", preserved) for name, definition, preserved in _rows()]
-    head = ("method", "definition", "preserves")
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(3)]
-    lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in [head, *rows]]
-    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
-    return "\n".join(lines) + "\n"

@@ -19,7 +19,6 @@ from anchorlora.measurement.drift import rounding
 
 FLOAT32 = torch.finfo(torch.float32).eps
 TELLING = 10  # a zero is evidence only where it lies this many times below what an unaligned change would read
-CONDITIONS = ("displacement", "state", "delta_b", "response")
 
 
 @dataclass(frozen=True)

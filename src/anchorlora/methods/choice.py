@@ -30,19 +30,6 @@ def choice_rows() -> list[tuple[str, ...]]:
     return rows
 
 
-def choices_table() -> str:
-    """Return the choices as a Markdown table."""
-    rows = [HEADS, *((have, want, f"`{method}`", *rest) for have, want, method, *rest in choice_rows())]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
-    words = 3  # columns of text; the others are numbers
-    lines = [
-        "| " + " | ".join(c.ljust(w) if i < words else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) + " |"
-        for row in rows
-    ]
-    lines.insert(1, "|" + "|".join("-" * (w + 2) if i < words else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|")
-    return "\n".join(lines)
-
-
 def meaning() -> str:
     """Return what the numbers of the choices are."""
     facts = json.loads(MEASURED.read_text())

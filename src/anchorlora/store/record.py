@@ -27,8 +27,6 @@ SCHEMA = 3
 RECORD_FILE = "record.json"
 LABELS_FILE = "labels.json"  # above records that were written before they counted labels
 SEAL_FILE = "state/recorded.json"  # beside it: the text of the record, by a name that no report takes for one
-# what may differ between two runs of one command on one machine
-VOLATILE = ("cost", "host", "started", "finished", "sha256")
 UNSEALED = "0" * 64  # what stands in the place of the record's own hash while it is computed
 
 Family = Literal["shared", "cumulative"]

@@ -5,7 +5,6 @@ A new form is a file of this package with its `FORMS`, and a test. From outside:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -48,17 +47,6 @@ def known_columns() -> frozenset[str]:
 def known_forms() -> str:
     """Return the columns of all forms that can be learned, in words."""
     return "; ".join(" and ".join(form.columns) for form in FORMS if form.read)
-
-
-def table_of_forms() -> str:
-    """Return the forms as a Markdown table."""
-    return "\n".join(("| columns | what is learned |", "|---|---|", *_lines()))
-
-
-def _lines() -> Iterator[str]:
-    for form in FORMS:
-        further = f"; also {', '.join(f'`{name}`' for name in form.optional)}" if form.optional else ""
-        yield f"| {', '.join(f'`{name}`' for name in form.columns)}{further} | {form.about} |"
 
 
 def listed(row: Row) -> str:

@@ -81,16 +81,6 @@ def step_seconds(run: Run) -> float | None:
     return sum(run.record.cost.train_seconds) / sum(known) if known and len(known) == len(steps) else None
 
 
-def relative_times(runs: Sequence[Run], *, to: str) -> dict[str, float]:
-    """Return the training time of each method over that of another one: the mean over the orders and seeds that both have."""
-    seconds = {(run.method, tuple(run.order), run.seed): sum(run.record.cost.train_seconds) for run in runs}
-    ratios: dict[str, list[float]] = {}
-    for (name, order, seed), mine in seconds.items():
-        if (to, order, seed) in seconds:
-            ratios.setdefault(name, []).append(mine / seconds[to, order, seed])
-    return {name: mean(found) for name, found in ratios.items()}
-
-
 def cost_table(runs: Sequence[Run]) -> Table:
     """Time, memory, parameters, and history of each method: means over its runs."""
     known = any(step_seconds(run) is not None for run in runs)
