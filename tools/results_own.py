@@ -214,7 +214,7 @@ def cost() -> str:
 
 def measured() -> str:
     """The means that the program itself shows, as JSON: of the methods of `CHOICES`, over all runs."""
-    found, kept = runs_in("mini/grid", "beyond/grid", "beyond/neighbors"), {}
+    found, kept = runs_in("mini/grid", "beyond/grid", "beyond/ranks", "beyond/neighbors"), {}
     most = max(map(len, found.values()))
     for name in CHOICES:
         runs = [run.record for run in found[name].values()]

@@ -465,7 +465,7 @@ sensitive_core = inc_lora.plus(
         about="A new block that is exact on the directions that earlier answers depend on most, instead of the strongest features.",
         place=6,
         compared_with=("seq-lora", "o-lora-hard"),
-        choice=Choice(EXAMPLES, "least forgotten; the adapter may grow", 3),
+        choice=Choice(EXAMPLES, "least forgotten; the adapter may grow", 4),
     ),
 )
 rank_split = seq_lora.plus(
@@ -480,7 +480,7 @@ rank_split = seq_lora.plus(
         when="Here B trains as well; [`sfor`](sfor.md) freezes it.",
         place=6,
         compared_with=(),
-        choice=Choice(EXAMPLES, "one shared adapter of the usual shape, exact", 4),
+        choice=Choice(EXAMPLES, "one shared adapter of the usual shape, exact", 5),
     ),
 )
 fold_8 = Method(
@@ -491,7 +491,7 @@ fold_8 = Method(
         about="[`fold-16`](fold-16.md) with a history of half the rank.",
         place=10,
         compared_with=("fold-16",),
-        choice=Choice(EXAMPLES, "the same at half the size", 2),
+        choice=Choice(EXAMPLES, "the same at rank 8", 3),
     ),
 )
 fold_16 = Method(
@@ -504,7 +504,7 @@ fold_16 = Method(
         when="It kept most of what it was measured on, at constant rank; after several skills, take [`fold-64`](fold-64.md).",
         place=3,
         compared_with=("seq-lora", "o-lora-hard", "sensitive-core"),
-        choice=Choice(EXAMPLES, "one adapter of constant rank, best scores"),
+        choice=Choice(EXAMPLES, "the same at rank 16", 2),
     ),
 )
 fold_64 = Method(
@@ -517,5 +517,6 @@ fold_64 = Method(
         default="new block",
         place=11,
         compared_with=("fold-16",),
+        choice=Choice(EXAMPLES, "best scores; one adapter that grows up to a limit"),
     ),
 )
