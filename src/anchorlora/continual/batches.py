@@ -67,7 +67,7 @@ class MicroBatch:
     def answered(self) -> tuple[Tensor, ...]:
         """Rows and columns of the answer tokens in `targets`."""
         places = ((self.host or self).targets != IGNORED).nonzero(as_tuple=True)
-        return tuple(place.to(self.targets.device) for place in places)
+        return tuple(numbers.to(self.targets.device) for numbers in places)
 
     @property
     def positions(self) -> int:
