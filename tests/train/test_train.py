@@ -16,6 +16,7 @@ from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import main
 from anchorlora.features import read_cores
 from anchorlora.models import session
+from anchorlora.train import price
 from skills import EXACT, FEW, NARROW, rows, written
 
 MINI = embedded.folder("embedded:mini", "base_model")
@@ -513,14 +514,14 @@ def test_a_dry_run_writes_nothing_and_names_every_phase_which_all_reach_their_en
     words = ["train", str(small_model), "--data", less_data["news"], "--keep", "self", *FEW, *NARROW]
     words += ["--out", str(tmp_path / "out")]
     assert main([*words, "--dry-run", "--json"]) == 0
-    price = json.loads(capsys.readouterr().out)
+    estimate = json.loads(capsys.readouterr().out)
     assert not (tmp_path / "out").exists()
-    named = {phase["what"].removesuffix(" before").removesuffix(" after") for phase in price["phases"]}
+    named = {phase["what"].removesuffix(" before").removesuffix(" after") for phase in estimate["phases"]}
     assert named >= PHASES | {"training"}
-    assert all(phase["seconds"] >= 0 for phase in price["phases"])
-    assert price["seconds"] == pytest.approx(sum(phase["seconds"] for phase in price["phases"]))
+    assert all(phase["seconds"] >= 0 for phase in estimate["phases"])
+    assert estimate["seconds"] == pytest.approx(sum(phase["seconds"] for phase in estimate["phases"]))
     assert main([*words, "--dry-run"]) == 0
-    assert f"{price['steps']} steps; about " in capsys.readouterr().out
+    assert f"{estimate['steps']} steps; about " in capsys.readouterr().out
     told = {}
 
     def tell(self, what, done, total):
@@ -532,7 +533,24 @@ def test_a_dry_run_writes_nothing_and_names_every_phase_which_all_reach_their_en
     assert set(told) == PHASES
     assert all(done == total for done, total in told.values())
     steps = [event for event in map(json.loads, (tmp_path / "out/log.jsonl").read_text().splitlines()) if event["event"] == "step"]
-    assert len(steps) == price["steps"]
+    assert len(steps) == estimate["steps"]
+
+
+def test_a_dry_run_reads_as_few_tokens_of_a_large_step_as_of_a_small_one(data, tmp_path, capsys, monkeypatch):
+    embed, read = torch.nn.Embedding.forward, []
+
+    def counting(self, ids):
+        read[-1] += ids.numel()
+        return embed(self, ids)
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", counting)
+    for window in ("8", "40"):
+        words = ["train", "embedded:mini", "--data", data["news"], "--keep", "self", "--out", str(tmp_path / "out"), *FEW]
+        read.append(0)
+        assert main([*words, "--set", f"window={window}", "--dry-run"]) == 0
+    few, many = read
+    # two passes each without and with gradients, three beginnings, steps of 8 and 32 rows twice, packed rows alone and together
+    assert few <= many <= 4 * (price.MEASURED + 96) + 3 * price.CONTEXT + 2 * 40 * (1 + price.DRAWN) + 9 * price.SHORT + 40
 
 
 def test_a_dry_run_refuses_what_the_command_would(data, tmp_path, capsys):

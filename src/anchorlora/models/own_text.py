@@ -242,9 +242,10 @@ def draw(
     *,
     stops: Collection[int],
     longest: int,
+    watch: Callable[[], None] = lambda: None,
 ) -> list[list[int]]:
     """Return the tokens that the model draws after each prompt by a row of numbers, with the one that ended it, which may be the
-    only one.
+    only one. `watch` is called whenever all rows have drawn one more.
     """
     pad = pad_of(tokenizer)
     if not prompts:
@@ -252,7 +253,7 @@ def draw(
     width, device = max(map(len, prompts)), next(model.parameters()).device
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-    rows, leave = _Rows(numbers, stops, longest), LEAVE
+    rows, leave = _Rows(numbers, stops, longest, watch), LEAVE
     argument = cache_argument(GenerationMixin.prepare_inputs_for_generation)
     was_training = model.training
     model.eval()
@@ -308,8 +309,8 @@ def _read_once(model: Any, beginning: list[int], rows: int) -> Any:
 class _Rows(LogitsProcessor):
     """Rows that are drawn, and the token that each draws next: the scores leave no other."""
 
-    def __init__(self, numbers: Tensor, stops: Collection[int], longest: int) -> None:
-        self.numbers, self.stops, self.longest = numbers, stops, longest
+    def __init__(self, numbers: Tensor, stops: Collection[int], longest: int, watch: Callable[[], None]) -> None:
+        self.numbers, self.stops, self.longest, self.watch = numbers, stops, longest, watch
         self.written: list[list[int]] = [[] for _ in numbers]
         self.there, self.least = list(range(len(numbers))), 0.0
 
@@ -327,6 +328,7 @@ class _Rows(LogitsProcessor):
         for row, token in zip(self.there, drawn[:, 0].tolist(), strict=True):
             if not self.is_complete(row):
                 self.written[row].append(token)
+        self.watch()
         return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
 
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from statistics import mean
 from typing import Any
 
 import torch
-from torch import nn
 
 from anchorlora import embedded
 from anchorlora.adapters import AdapterStack, lora_layers
@@ -43,7 +42,9 @@ from anchorlora.train.kept import OWN_SHARE, SHARE, kept_at
 from anchorlora.train.request import SELF, SkillRequest, leaves_cores
 
 clock = time.perf_counter
-CONTEXT, DRAWN = 256, 3  # tokens before the ones that are drawn to measure, and how many are
+CONTEXT, DRAWN = 128, 3  # tokens before the ones that are drawn to measure, and how many are
+MEASURED = 384  # tokens of examples, at least, that are read to measure, unless a step has fewer
+SHORT = 48  # tokens of each text that is read to see whether a model reads packed rows
 TRIED = 9  # texts that are read to see whether a model reads packed rows: three, alone and packed twice
 WRITTEN = (0.3, 0.9)  # of the most tokens, what a chat model writes as a user, and as an answer (SmolLM2-135M)
 MEMORY_TEXTS = 64  # of each kept text, forward and backward, where a method remembers what answers depend on
@@ -214,17 +215,18 @@ def measured(session: Session, adapted: Any, recipe: Recipe, examples: EncodedEx
     """Measure a model for a few seconds; it is left without an adapter."""
     settings = recipe.training
     window = [examples[i] for i in range(min(len(examples), settings.window))]
-    together = unpackable(adapted, longest_first(examples), longest=max(examples.lengths)) is None
-    batches = [_batch(adapted, session, group, together) for group in rows_of(window, settings.row_tokens, share=together)]
-    tokens = sum(len(e.prompt) + len(e.answer) for e in window)
+    together = unpackable(adapted, [ids[:SHORT] for ids in longest_first(examples)], longest=max(examples.lengths)) is None
+    batches, tokens = _measuring(session, window, settings.row_tokens, together)
     with torch.no_grad():  # what is packed is kept for the backward pass
         reading = _mean_seconds(lambda: [_logits(adapted, batch) for batch in batches])
-        answering = _line(lambda rows: _step(adapted, session, rows))
+        cache = _context(adapted, session)
+        answering = _line(lambda rows: _step(adapted, session, rows, cache))
         writing = _line(lambda rows: _drawn_step(adapted, session, rows)) if writes else (0.0, 0.0)
     inputs = {(layer.rpartition(".")[0], part.in_features) for layer, part in lora_layers(adapted).items()}
     widths = [width for _, width in inputs]
-    rows = torch.randn(recipe.features.rows, max(widths), device=session.loaded.device)
-    spectra = _mean_seconds(lambda: Spectrum.of(rows, at_most=recipe.features.wide), times=1)
+    # the work grows with the cube of both sizes together
+    rows = torch.randn(-(-recipe.features.rows // 2), -(-max(widths) // 2), device=session.loaded.device)
+    spectra = 8 * _mean_seconds(lambda: Spectrum.of(rows, at_most=recipe.features.wide), times=1)
     spectra *= sum((width / max(widths)) ** 2 for width in widths)
     stack = AdapterStack(session.bare().model, recipe.adapter.targets, rank=recipe.adapter.rank, alpha=recipe.adapter.alpha)
     trained: Any = stack.model.train()
@@ -239,14 +241,26 @@ def measured(session: Session, adapted: Any, recipe: Recipe, examples: EncodedEx
     return Rates(reading / tokens, learning / tokens, answering, writing, spectra)
 
 
-def _batch(model: nn.Module, session: Session, group: Sequence[Encoded], together: bool) -> MicroBatch:
+def _measuring(session: Session, window: Sequence[Encoded], most: int, together: bool) -> tuple[list[MicroBatch], float]:
+    """Return the first rows of a step, and how many tokens of its examples they stand for: beginnings are shared in all of it."""
+
+    def rows(examples: Sequence[Encoded]) -> list[MicroBatch]:
+        return [_batch(session, group, together) for group in rows_of(examples, most, share=together)]
+
+    def read(batches: Sequence[MicroBatch]) -> int:
+        return sum(batch.inputs["input_ids"].numel() for batch in batches)
+
+    sizes = list(accumulate(len(e.prompt) + len(e.answer) for e in window))
+    first = rows(window[: 1 + sum(size < MEASURED for size in sizes)])
+    return first, sizes[-1] * read(first) / read(rows(window))
+
+
+def _batch(session: Session, group: Sequence[Encoded], together: bool) -> MicroBatch:
     pad = session.tokenizer.pad_token_id if session.tokenizer.pad_token_id is not None else session.tokenizer.eos_token_id
     return (packed_row(group) if together else micro_batch(group, pad=int(pad))).to(session.loaded.device)
 
 
 def _logits(model: Any, batch: MicroBatch) -> Any:
-    if batch.layout is None:
-        return batch.answer_logits(model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False).logits)
     with reading_packed(model, batch.layout, batch.kept):
         return batch.answer_logits(model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False).logits)
 
@@ -259,10 +273,15 @@ def _line(step: Callable[[int], float]) -> tuple[float, float]:
     return max(0.0, at_few - few * each), each
 
 
-def _step(model: Any, session: Session, rows: int) -> float:
-    """Return the seconds of one step of so many answers, after a beginning that is read once."""
-    device, token = session.loaded.device, int(session.tokenizer.eos_token_id or 0)
-    cache = cache_in(model(input_ids=torch.full((1, CONTEXT), token, device=device), use_cache=True, logits_to_keep=1))
+def _context(model: Any, session: Session) -> Any:
+    """Return what attention keeps of a beginning."""
+    ids = torch.full((1, CONTEXT), int(session.tokenizer.eos_token_id or 0), device=session.loaded.device)
+    return cache_in(model(input_ids=ids, use_cache=True, logits_to_keep=1))
+
+
+def _step(model: Any, session: Session, rows: int, beginning: Any) -> float:
+    """Return the seconds of one step of so many answers, after a beginning."""
+    device, token, cache = session.loaded.device, int(session.tokenizer.eos_token_id or 0), deepcopy(beginning)
     cache.batch_repeat_interleave(rows)
     one, argument = torch.full((rows, 1), token, device=device), cache_argument(type(session.loaded.model).forward)
 
@@ -274,14 +293,18 @@ def _step(model: Any, session: Session, rows: int) -> float:
 
 def _drawn_step(model: Any, session: Session, rows: int) -> float:
     """Return the seconds of one step of so many texts of the model's own, as they are drawn."""
-    beginning = [int(session.tokenizer.eos_token_id or 0)] * CONTEXT
+    beginning, drawn = [int(session.tokenizer.eos_token_id or 0)] * CONTEXT, list[float]()
     numbers = torch.full((rows, 1 + DRAWN), 0.5, dtype=torch.float64)
-
-    def draws_of(longest: int) -> None:
-        draw(model, session.tokenizer, [beginning] * rows, numbers, stops=(), longest=longest)
-
-    first = _mean_seconds(partial(draws_of, 1))
-    return max(0.0, _mean_seconds(partial(draws_of, 1 + DRAWN)) - first) / DRAWN
+    draw(
+        model,
+        session.tokenizer,
+        [beginning] * rows,
+        numbers,
+        stops=(),
+        longest=1 + DRAWN,
+        watch=lambda: drawn.append(clock()),  # each token of all rows has reached the process then
+    )
+    return (drawn[-1] - drawn[0]) / DRAWN
 
 
 def _mean_seconds(what: Callable[[], Any], *, times: int = 2) -> float:
