@@ -10,6 +10,7 @@ from anchorlora.adapters import AdapterStack
 from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
 from anchorlora.recipes import long_sequence, mini, mistral_7b, qwen3_8b
+from anchorlora.runs import sizes as module
 from anchorlora.runs.sizes import sizes
 from study.fake_steps import traced
 
@@ -124,6 +125,22 @@ def test_memory_is_estimated_within_a_fifth_of_a_traced_step_of_the_real_model(n
     beside = found["base_model"] + found["blocks"]
     assert 0.8 < found["activations"] / (training - beside) < 1.25
     assert 0.8 < found["evaluation"] / (evaluating - beside) < 1.25
+
+
+def test_activations_are_computed_again_only_on_an_accelerator_whose_memory_may_not_hold_them(tmp_path, monkeypatch):
+    recipe, left = qwen3_8b().changed({"model": folder(tmp_path / "m", QWEN3_8B)}), {}
+    monkeypatch.setattr(module, "free_memory", lambda device: left["bytes"])
+    estimate = sizes(recipe, tasks=1, cumulative=False)
+    needed = estimate.peak - estimate.memory["base_model"]
+
+    def again(device, free):
+        left["bytes"] = free
+        return module.needs_checkpointing(recipe, torch.device(device))
+
+    assert [again("cuda", free) for free in (None, needed, 2 * needed - 2, 2 * needed + 2)] == [True, True, True, False]
+    assert not any(again("cpu", free) for free in (None, 1))
+    (tmp_path / "m/config.json").unlink()
+    assert again("cuda", 2 * needed + 2), "there is no estimate"
 
 
 def test_a_dry_run_says_steps_parameters_and_memory_and_loads_no_weights(capsys, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from anchorlora.adapters import target_layers
 from anchorlora.adapters.targets import Adaptable, widths_of
 from anchorlora.config import Recipe
-from anchorlora.devices import type_name
+from anchorlora.devices import free_memory, type_name
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry.spectrum import SIDE
 from anchorlora.models.failures import cannot_be_loaded, reading
@@ -31,6 +31,7 @@ from anchorlora.models.families import family_of
 from anchorlora.models.load import device_of, dtype_of, quantization, source_of
 
 FLOAT32, FLOAT64 = 4, 8
+SAFE = 0.5  # of the memory that is left: logits and what the framework holds come on top of the estimate
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,18 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
     head = config.vocab_size * width
     embeddings = head if getattr(config, "tie_word_embeddings", False) else 2 * head
     return Sizes(parameters, block, len(shapes), kind, max(0, parameters - embeddings), head, product, memory, host)
+
+
+def needs_checkpointing(recipe: Recipe, device: torch.device, *, folder: Path | None = None) -> bool:
+    """Return True on an accelerator whose memory that is left, with the base model in it, may not hold a step's activations."""
+    free = None if device.type == "cpu" else free_memory(device)
+    if free is None:
+        return device.type != "cpu"
+    try:
+        estimate = sizes(recipe, tasks=1, cumulative=False, folder=folder)
+    except InvalidValue:  # a configuration that lacks what an estimate needs
+        return True
+    return estimate.peak - estimate.memory["base_model"] > SAFE * free
 
 
 def _stored_bytes(model: PreTrainedModel, itemsize: int, quantized: str | None) -> int:

@@ -113,9 +113,11 @@ class SkillRequest(Settings):
             return RunFolder(Path(self.after)).adapter
         return Path(self.old_adapter) if self.old_adapter is not None else None
 
-    def recipe(self, folder: Path, *, targets: Targets, rank: int | None, alpha: float | None, method: Method, gpu: bool) -> Recipe:
+    def recipe(
+        self, folder: Path, *, targets: Targets, rank: int | None, alpha: float | None, method: Method, checkpointing: bool
+    ) -> Recipe:
         """Return the recipe of the run."""
-        recipe = default_recipe().changed({"data": str(folder / "tasks.yaml"), "gradient_checkpointing": gpu})
+        recipe = default_recipe().changed({"data": str(folder / "tasks.yaml"), "gradient_checkpointing": checkpointing})
         adapter = recipe.adapter.model_copy(update={"targets": targets})
         if rank is not None:
             adapter = adapter.model_copy(update={"rank": rank, "alpha": alpha})

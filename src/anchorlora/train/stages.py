@@ -48,6 +48,7 @@ from anchorlora.models.own_text import OWN_TOKENS, defects, own_text
 from anchorlora.models.packing import unpackable
 from anchorlora.models.session import Session
 from anchorlora.runs.directory import RunDirectory
+from anchorlora.runs.sizes import needs_checkpointing
 from anchorlora.store.files import write_lines, write_text
 from anchorlora.store.json import read_file
 from anchorlora.store.seal import LARGEST_SEALED, sealed_folder
@@ -102,6 +103,7 @@ def before(
     callbacks: Sequence[RunCallback] = (),
 ) -> None:
     """Write `before/`: the cores of what is kept, what the method remembers of it, and scores of the model as it was."""
+    checkpointing = checkpoints(request, session)
     recipe = default_recipe().changed(request.settings)
     unfit = {each["name"]: each.get("unfit", ()) for each in rows_in(folder)}
     kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns, unfit)]
@@ -178,7 +180,7 @@ def before(
         facts: dict[str, Any] = {
             "kept": [{"name": p.name, "source": p.source, "probes": len(p.probes), **facts_of_joined(p, union)} for p in kept],
             "targets": targets_of(request, session),
-            "gpu": device.type != "cpu",
+            "checkpointing": checkpointing,
         }
         if method.rehearsal:
             write_lines(temporary / OLD_TEXT, [row for part in kept for row in part.old_text or map(row_of, part.samples)])
@@ -332,6 +334,16 @@ def targets_of(request: SkillRequest, session: Session) -> Any:
     if request.adapter is not None:
         return sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter, beside={})})
     return request.targets or ALL_LINEAR
+
+
+def checkpoints(request: SkillRequest, session: Session) -> bool:
+    """Return True if training has to compute activations again in the backward pass, for want of memory."""
+    targets = targets_of(request, session)
+    recipe = default_recipe().model_copy(update={"base_model": request.base_model})
+    adapter = recipe.adapter.model_copy(update={"targets": targets if isinstance(targets, str) else tuple(targets)})
+    recipe = recipe.model_copy(update={"adapter": adapter}).changed(request.settings)
+    folder = embedded.folder(request.base_model.model or "", "base_model")
+    return needs_checkpointing(recipe, session.loaded.device, folder=folder)
 
 
 def change_on(

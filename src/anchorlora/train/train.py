@@ -59,6 +59,7 @@ from anchorlora.train.stages import (
     Tell,
     after,
     before,
+    checkpoints,
     facts_in,
     probes_in,
     rows_in,
@@ -124,7 +125,7 @@ def priced(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -
     began = price.clock()
     session.adapted(request.adapter, targets=request.targets or ALL_LINEAR)
     loading = price.clock() - began
-    facts = {"targets": targets_of(request, session), "gpu": session.loaded.device.type != "cpu"}
+    facts = {"targets": targets_of(request, session), "checkpointing": checkpoints(request, session)}
     recipe = _recipe(request, out / SKILL, method, facts)
     return price.price_of(request, method, recipe, session, files, rows, loading=loading)
 
@@ -410,7 +411,7 @@ def _recipe(request: SkillRequest, folder: Path, method: Method, facts: Mapping[
         rank=rank,
         alpha=alpha,
         method=method,
-        gpu=facts["gpu"],
+        checkpointing=facts["checkpointing"],
     )
 
 
