@@ -18,6 +18,8 @@ from anchorlora.features.store import LayerCore
 from anchorlora.geometry import Factors
 from anchorlora.store.record import TaskResult
 
+Tell = Callable[[str, int, int], None]  # is told what is done, how much of it, and of how much
+
 
 @dataclass(frozen=True, eq=False)
 class TaskState:
@@ -96,12 +98,12 @@ class RunCallback:
         """
 
     def on_progress(self, what: str, done: int, total: int) -> None:
-        """Some of the work before or after training is done: texts are written or read, or answers are tested.
+        """Some of the work before or after training is done: rows are read or encoded, texts are written, or answers are tested.
 
         Args:
             what: What is done, in words.
-            done: Texts or answers so far.
-            total: Texts or answers in all.
+            done: Rows, texts or answers so far.
+            total: Rows, texts or answers in all.
         """
 
     def on_task_begin(self, number: int, task: str, steps: int, done: int) -> None:
@@ -192,3 +194,13 @@ class RunCallback:
             The drift as the record holds it; None, the default, leaves the measuring to another callback.
         """
         return None
+
+
+def telling(callbacks: Sequence[RunCallback]) -> Tell:
+    """Return what tells callbacks how far something is."""
+
+    def tell(what: str, done: int, total: int) -> None:
+        for callback in callbacks:
+            callback.on_progress(what, done, total)
+
+    return tell

@@ -7,20 +7,23 @@ Everything follows from the seed and the training data, so nothing but the data 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
+from typing import TypeVar
 
 import torch
 
 from anchorlora.config import TaskSettings
+from anchorlora.continual.callback import Tell
 from anchorlora.continual.seeds import draws, stream
 from anchorlora.data import (
     AnyTask,
     Encoded,
     EncodedExamples,
     Encoder,
+    Example,
     Rehearsal,
     TaskSource,
     TextFiles,
@@ -32,6 +35,7 @@ from anchorlora.data.sample_files import samples_in
 from anchorlora.errors import InvalidValue
 
 OLD_TEXT = "old text"  # where a task's name stands
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +58,10 @@ class TaskData:
         order: Sequence[str],
         seed: int,
         old_text: str | None = None,
+        *,
+        tell: Tell | None = None,
     ) -> TaskData:
-        """Read and tokenize all tasks."""
+        """Read and tokenize all tasks; `tell` learns how far that is, for which the examples are counted before."""
         repeated = [name for name in order if list(order).count(name) > 1]
         if repeated:
             raise InvalidValue(f"the order names {repeated[0]} twice; a task is trained once")
@@ -66,8 +72,14 @@ class TaskData:
             old = encoder.encode(past.task(OLD_TEXT), past.examples(OLD_TEXT, "train"))
         data = cls(tuple(order), seed, {name: source.task(name) for name in order}, {}, {}, old)
         for name, task in data.tasks.items():
-            train, test = read_examples(source, limits, name)
-            data.train[name], data.test[name] = encoder.encode(task, train), encoder.encode(task, test)
+            parts: Sequence[Iterable[Example]] = read_examples(source, limits, name)
+            if tell is not None:
+                sizes = [sum(1 for _ in part) for part in read_examples(source, limits, name)]
+                parts = [
+                    counting(part, partial(tell, f"encoding {name}: {use}"), size)
+                    for part, use, size in zip(parts, ("training", "test"), sizes, strict=True)
+                ]
+            data.train[name], data.test[name] = (encoder.encode(task, part) for part in parts)
         return data
 
     def shuffled(self, name: str, epoch: int) -> list[int]:
@@ -97,6 +109,15 @@ class TaskData:
         before = {} if self.old is None else {OLD_TEXT: self.old}
         finished = before | {name: self.train[name] for name in self.order[: number - 1]}
         return remember(rehearsal, finished, self.seed) if rehearsal and finished else []
+
+
+def counting(items: Iterable[T], tell: Callable[[int, int], None], total: int) -> Iterator[T]:
+    """Yield items, and tell a hundred times and at the end how many of them are done with."""
+    for done, item in enumerate(items):
+        if done and done % max(1, total // 100) == 0:
+            tell(min(done, total - 1), total)
+        yield item
+    tell(total, total)
 
 
 def longest_first(examples: EncodedExamples) -> list[tuple[int, ...]]:

@@ -15,6 +15,7 @@ from anchorlora.adapters.sharding import call_with_hooks
 from anchorlora.adapters.whole import NO_WHOLE, WholeWeights, put_whole
 from anchorlora.config import Recipe, Start
 from anchorlora.constraints.sensitivity import knows, sensitivity
+from anchorlora.continual.callback import Tell
 from anchorlora.continual.data import TaskData
 from anchorlora.continual.losses import ExampleLosses
 from anchorlora.continual.past import Past
@@ -99,8 +100,9 @@ class RunInputs:
         order: Sequence[str],
         seed: int,
         processes: Processes = ALONE,
+        tell: Tell | None = None,
     ) -> RunInputs:
-        """Read and tokenize the data and attach the adapters."""
+        """Read and tokenize the data, of which `tell` learns how far it is, and attach the adapters."""
         old_factors, whole, old_cores, old_memory = _old(base_model, recipe.start)
         put_whole(base_model.model, whole, where=str(recipe.start.old_adapter))
         served = None
@@ -112,7 +114,7 @@ class RunInputs:
                 )
             served = Served(base_model, quantized=recipe.base_model.quantized, processes=processes)
         encoder = Encoder(base_model.tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(base_model.model))
-        data = TaskData.of(source, encoder, recipe.tasks, order, seed, recipe.start.old_text)
+        data = TaskData.of(source, encoder, recipe.tasks, order, seed, recipe.start.old_text, tell=tell)
         adapter = recipe.adapter
         adapters = AdapterStack(
             base_model.model,

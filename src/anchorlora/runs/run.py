@@ -16,7 +16,7 @@ from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.config import Recipe, RunConfig
 from anchorlora.constraints.checks import refuse_unsound
 from anchorlora.constraints.watch import CHECK_EVERY
-from anchorlora.continual.callback import ResumePoint, RunCallback
+from anchorlora.continual.callback import ResumePoint, RunCallback, Tell, telling
 from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.past import Past
 from anchorlora.continual.sequence import TaskSequence
@@ -117,7 +117,10 @@ def run_sequence(
             return origin
         if not processes.first:
             torch.set_num_threads(origin.threads)
-        inputs = processes.together(lambda: load_inputs(config, origin=origin, source=source, session=session, processes=processes))
+        tell = telling(callbacks) if processes.first and callbacks else None
+        inputs = processes.together(
+            lambda: load_inputs(config, origin=origin, source=source, session=session, processes=processes, tell=tell)
+        )
         inputs.go_on(method)  # what cannot be done is refused before anything is written
         saving = Stopping(every=save_every, stop=stop, processes=processes)
         everyone: tuple[RunCallback, ...] = (saving,)
@@ -292,6 +295,7 @@ def load_inputs(
     source: TaskSource | None = None,
     session: Session | None = None,
     processes: Processes = ALONE,
+    tell: Tell | None = None,
 ) -> RunInputs:
     """Load the data and the base model of a run; a session has the model already."""
     recipe, settings = config.recipe, config.recipe.base_model
@@ -306,7 +310,7 @@ def load_inputs(
     if session is None:
         session = Session(settings, adapter=old)
     session.refuse_other(recipe.base_model)
-    return RunInputs.of(session.bare(), source, recipe, order=config.order, seed=config.seed, processes=processes)
+    return RunInputs.of(session.bare(), source, recipe, order=config.order, seed=config.seed, processes=processes, tell=tell)
 
 
 def sequence_of(config: RunConfig, method: Method) -> TaskSequence:

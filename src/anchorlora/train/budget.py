@@ -19,7 +19,7 @@ import torch
 
 from anchorlora.adapters import Anchor
 from anchorlora.constraints import Freeze
-from anchorlora.continual.callback import RunCallback
+from anchorlora.continual.callback import RunCallback, Tell
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import LOSS, TOKEN_ACCURACY, EncodedExamples, Encoder, TextFiles
@@ -36,7 +36,7 @@ from anchorlora.scores import Paired
 from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
 from anchorlora.train.request import FRESH, SkillRequest, default_recipe
-from anchorlora.train.stages import Say, Tell, facts_in, probes_in, scores_in, skill_files
+from anchorlora.train.stages import Say, facts_in, probes_in, scores_in, skill_files
 
 BUDGET = "budget.json"  # in skill/
 STEPS = 20  # scales are tried from 1 down, by 1 / STEPS

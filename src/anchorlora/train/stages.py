@@ -31,7 +31,7 @@ from torch import Tensor
 from anchorlora import embedded
 from anchorlora.adapters import read_adapter
 from anchorlora.config import Recipe
-from anchorlora.continual.callback import RunCallback
+from anchorlora.continual.callback import RunCallback, Tell, telling
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.memory import memory_of_text
@@ -80,17 +80,6 @@ OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
 ALL_LINEAR = default_recipe().adapter.targets
 BEGIN_AGAIN = "begin again with another --out"
 Say = Callable[[str], None]
-Tell = Callable[[str, int, int], None]  # is told what is done, how much of it, and of how much
-
-
-def telling(callbacks: Sequence[RunCallback]) -> Tell:
-    """Return what tells callbacks how far something is."""
-
-    def tell(what: str, done: int, total: int) -> None:
-        for callback in callbacks:
-            callback.on_progress(what, done, total)
-
-    return tell
 
 
 def before(
@@ -103,7 +92,6 @@ def before(
     callbacks: Sequence[RunCallback] = (),
 ) -> None:
     """Write `before/`: the cores of what is kept, what the method remembers of it, and scores of the model as it was."""
-    checkpointing = checkpoints(request, session)
     recipe = default_recipe().changed(request.settings)
     unfit = {each["name"]: each.get("unfit", ()) for each in rows_in(folder)}
     kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns, unfit)]
@@ -115,6 +103,7 @@ def before(
     if note:
         say(note)
     room, device = session.room(recipe.training.max_tokens), session.loaded.device
+    checkpointing = checkpoints(request, session)
 
     tell = telling(callbacks)
     for part in kept:

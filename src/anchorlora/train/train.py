@@ -6,13 +6,15 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from anchorlora import embedded
 from anchorlora.adapters import read_adapter
 from anchorlora.config import Recipe, differences, explained
-from anchorlora.continual.callback import RunCallback
+from anchorlora.continual.callback import RunCallback, Tell, telling
+from anchorlora.continual.data import counting
 from anchorlora.data import Encoder, TextFiles
 from anchorlora.data.sources import TextTaskList, TextTaskSettings
 from anchorlora.data.templates import refuse_deaf
@@ -56,7 +58,6 @@ from anchorlora.train.stages import (
     ALL_LINEAR,
     SCORES,
     Say,
-    Tell,
     after,
     before,
     checkpoints,
@@ -67,7 +68,6 @@ from anchorlora.train.stages import (
     scores_in,
     skill_files,
     targets_of,
-    telling,
 )
 from anchorlora.train.verdict import Verdict, verdict_of
 
@@ -198,7 +198,7 @@ def _taught(
     asked = default_recipe().model_copy(update={"base_model": request.base_model}).changed(request.settings)
     session = Session(asked.base_model, adapter=request.adapter)
     try:
-        _claim(request, out)
+        _claim(request, out, telling(callbacks))
         if not (folder / "before").is_dir():
             before(session, request, folder, say, method, callbacks=callbacks)
             compare_inputs(request, folder)
@@ -295,7 +295,7 @@ def _refuse_others(request: SkillRequest, out: Path) -> None:
         raise InvalidValue(f"{out} is not empty and holds no skill; choose another --out")
 
 
-def _claim(request: SkillRequest, out: Path) -> None:
+def _claim(request: SkillRequest, out: Path, tell: Tell) -> None:
     """Make this the directory of a request, or find that it is already, and that all it reads is what it was."""
     _refuse_others(request, out)
     if (out / SKILL / REQUEST).exists():
@@ -306,14 +306,14 @@ def _claim(request: SkillRequest, out: Path) -> None:
     with new_folder(out / SKILL) as temporary:
         TextTaskList(tasks={request.name: listed}).write(temporary / "tasks.yaml")
         keep_inputs(request, temporary)
-        rows = _counted(request, skill_files(temporary))  # what cannot be read is refused before anything is left behind
+        rows = _counted(request, skill_files(temporary), tell)  # what cannot be read is refused before anything is left behind
         compare_inputs(request, temporary)
         write_text(temporary / ROWS, json.dumps(rows, indent=1) + "\n")
         keep_inputs(request, temporary)
         write_text(temporary / REQUEST, dump_yaml(request.model_dump(mode="json")))
 
 
-def _counted(request: SkillRequest, files: TextFiles) -> list[dict[str, Any]]:
+def _counted(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, done, total: None) -> list[dict[str, Any]]:
     """Count the rows of each source of text; refuse rows and own texts that the tokenizer alone shows to be impossible."""
     base, room = request.base_model, default_recipe().changed(request.settings).training.max_tokens
     tokenizer = tokenizer_of(base, folder=embedded.folder(base.model or "", "base_model"), adapter=request.adapter)
@@ -329,7 +329,9 @@ def _counted(request: SkillRequest, files: TextFiles) -> list[dict[str, Any]]:
     rows = []
     for place, use in ((source.train, "learned"), (source.test, "tested")):
         if place is not None:
-            found, _ = counted(name, source.samples(place), encoder)
+            total = sum(1 for _ in source.samples(place))  # takes a thirtieth of their encoding
+            samples = counting(source.samples(place), partial(tell, f"reading rows of {name}: {use}"), total)
+            found, _ = counted(name, samples, encoder)
             rows.append(
                 {"name": name, "source": place, "use": use, **found, "held_out": held if use == "learned" else found["read"]}
             )
