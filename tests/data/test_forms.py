@@ -12,6 +12,7 @@ from anchorlora.data.forms.base import Form
 from anchorlora.data.text import counted
 from anchorlora_lab.suites.right_answers import read_answered
 from built_pages import table_of_forms
+from skills import EXACT
 from text_law import families, forms
 
 RIDDLES = [{"riddle": f"what is {i} and one", "solution": f"it is {i + 1}"} for i in range(20)]
@@ -110,7 +111,7 @@ def riddles(monkeypatch, tmp_path):
 
 def test_every_command_reads_a_form_that_is_registered_from_outside(riddles, tmp_path, capsys):
     taught = ["train", "embedded:mini", "--data", riddles, "--name", "new", "--keep", riddles, "--out", str(tmp_path / "new")]
-    assert main([*taught, *FEW]) == 0
+    assert main([*taught, *FEW, *EXACT]) == 0
     verdict = json.loads((tmp_path / "new/skill/verdict.json").read_text())
     assert [(part["use"], part["read"]) for part in verdict["rows"]] == [("learned", 20), ("kept", 20)]
     (tmp_path / "tasks.yaml").write_text("tasks:\n  riddles: {train: riddles.jsonl}\n")
