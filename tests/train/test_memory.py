@@ -31,7 +31,7 @@ def data(less_data, small_model):
 def taught(data, out, method, *, new="news", keep=("reviews",), after=None, old=None, more=()):
     words = ["train", data["model"], "--data", data[new], "--method", method, "--out", str(out), *FEW, *more]
     words += [word for name in keep for word in ("--keep", data.get(name, name))]
-    words += ["--after", str(after)] if after else ["--adapter", str(old)] if old else [] if method == "fold-16" else NARROW
+    words += ["--after", str(after)] if after else ["--adapter", str(old)] if old else [] if method.startswith("fold-") else NARROW
     return main(words)
 
 
