@@ -223,6 +223,7 @@ def price() -> str:
         f"95 % intervals: the command learns {between('plain', ['new'])} points against plain LoRA and keeps "
         f"{between('plain', old)}; old abilities moved by {between('before', old)}.\n"
         "The method was chosen on topics and cards with seed 42; the others chose nothing.\n"
+        f"{chain_in_words()}\n"
     )
 
 
@@ -233,6 +234,18 @@ CHAINS = {
     "command-chain": "the default, `fold-64`",
     "fold-64-replay-chain": "`fold-64` with a tenth of replay",
 }
+
+
+def chain_in_words() -> str:
+    """What three skills in a row leave of the first two, by the default and by plain LoRA."""
+    records, ends = read_records(ROOT / "results/first-command"), []
+    for name in ("command-chain", "plain-chain"):
+        mine = [r for r in records if r["variant"] == name]
+        ends.append(", ".join(f"{100 * mean(answers):.0f}" for answers in mine[-1]["skills"].values()))
+    return (
+        f"Three skills in a row (`--after`): {ends[0]} % of the three at the end, plain LoRA trained further {ends[1]} % "
+        "([one seed](docs/train.md#an-old-adapter-and-a-chain-of-skills))."
+    )
 
 
 def chain() -> str:
