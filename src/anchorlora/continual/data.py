@@ -61,7 +61,7 @@ class TaskData:
         *,
         tell: Tell | None = None,
     ) -> TaskData:
-        """Read and tokenize all tasks; `tell` learns how far that is, for which the examples are counted before."""
+        """Read and tokenize all tasks; `tell` learns how far files of text are, whose examples are counted first."""
         repeated = [name for name in order if list(order).count(name) > 1]
         if repeated:
             raise InvalidValue(f"the order names {repeated[0]} twice; a task is trained once")
@@ -73,7 +73,7 @@ class TaskData:
         data = cls(tuple(order), seed, {name: source.task(name) for name in order}, {}, {}, old)
         for name, task in data.tasks.items():
             parts: Sequence[Iterable[Example]] = read_examples(source, limits, name)
-            if tell is not None:
+            if tell is not None and isinstance(source, TextFiles):  # others are read once
                 sizes = [sum(1 for _ in part) for part in read_examples(source, limits, name)]
                 parts = [
                     counting(part, partial(tell, f"encoding {name}: {use}"), size)
