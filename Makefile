@@ -50,7 +50,8 @@ study: setup
 	$(BIN)/anchorlora trace $(RECIPE) --out $(STUDY)/trace $(WITH)
 	$(BIN)/anchorlora report $(STUDY)/grid $(STUDY)/trace --out $(STUDY)/report
 
-# the tests and the examples of the docstrings
+# the tests and the examples of the docstrings; where the environment forbids bytecode, every call would rewrite all tests anew
+test test-all: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/.test-ready
 	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow and not engines' --doctest-modules tests src
 
