@@ -293,7 +293,8 @@ def second_stage() -> str:
         rows.append([words, f"{100 * cards:.0f}", f"{losses:.3f}{rise}", f"{mean(margins):.1f}", *after])
     heads = ["", "cards right, %", "loss of cards (rise, 95 %)", "preference, nats", "CPU s", "rho"]
     table = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 5))
-    return f"{table}\n\n{len(known)} {'seed' if len(known) == 1 else 'seeds'}, 100 test cards and 24 test pairs each; intervals over both.\n"
+    seeds = "1 seed" if len(known) == 1 else f"{len(known)} seeds"
+    return f"{table}\n\n{seeds}, 100 test cards and 24 test pairs each; intervals over both.\n"
 
 
 COMPARED = {  # as PEFT's comparison calls them
