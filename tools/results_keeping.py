@@ -232,7 +232,7 @@ CHAINS = {
     "rival-chain": "`--method replay`, with the earlier skills' examples",
     "fold-16-chain": "`--method fold-16`",
     "command-chain": "the default, `fold-64`",
-    "fold-64-replay-chain": "`fold-64` with a tenth of replay",
+    "fold-64-replay-chain": "`--method fold-64-replay`",
 }
 
 

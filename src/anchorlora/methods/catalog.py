@@ -515,8 +515,21 @@ fold_64 = Method(
         about="[`fold-16`](fold-16.md) with a history of four times the rank: several blocks have room before anything is cut.",
         when="The default of `anchorlora train`. A first skill is the same as with `fold-16`; later skills cost earlier ones less.",
         default="new block",
-        place=11,
+        place=25,
         compared_with=("fold-16",),
         choice=Choice(EXAMPLES, "best scores; one adapter that grows up to a limit"),
+    ),
+)
+fold_64_replay = Method(
+    "fold-64-replay",
+    fold_64.plan,
+    fold_64.constraints,
+    rehearsal=Rehearsal(500, 0.1),
+    entry=CatalogEntry(
+        about="[`fold-64`](fold-64.md) that also mixes stored examples of what is kept into the training of each later skill.",
+        when="Use it for a chain of skills if you may store old examples and train on them again.",
+        group=REPLAY,
+        place=26,
+        compared_with=("fold-64", "replay"),
     ),
 )
