@@ -244,7 +244,7 @@ def chain_in_words() -> str:
         ends.append(", ".join(f"{100 * mean(answers):.0f}" for answers in mine[-1]["skills"].values()))
     return (
         f"Three skills in a row (`--after`): {ends[0]} % of the three at the end, plain LoRA trained further {ends[1]} % "
-        "([one seed](docs/train.md#an-old-adapter-and-a-chain-of-skills))."
+        "(one seed)."
     )
 
 
