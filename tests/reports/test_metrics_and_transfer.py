@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import made
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anchorlora.errors import InvalidValue
@@ -187,6 +187,7 @@ ODD = st.sampled_from(
 )
 
 
+@example([("", "", {"\\": 0.0}, ('"task":', '"task": "x", "task":'))])
 @given(st.lists(st.tuples(texts, texts, st.dictionaries(texts, st.sampled_from([0.0, 0.5, 1.0]), max_size=2), ODD), min_size=1))
 def test_predictions_that_are_parsed_together_are_those_that_are_read_line_by_line(rows):
     common = {"prompt_sha256": "0" * 64, "label": None}

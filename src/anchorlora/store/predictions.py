@@ -58,7 +58,9 @@ def _together(lines: Sequence[str]) -> list[Prediction] | None:
         predictions = PREDICTIONS.validate_json(f"[{text}]")
     except ValidationError:
         return None
-    # a key that is there twice counts once among what was parsed; in a string, a quotation mark has a backslash before it
+    # a key that is there twice counts once among what was parsed; in a string, a quotation mark has a backslash before it, and
+    # before another backslash, one stands for no mark
+    text = text.replace("\\\\", "__")
     keys = sum(len(one.model_fields_set) + len(one.metrics) for one in predictions)
     plain = _count_unescaped(text, ":") == keys and not any(_count_unescaped(text, after) for after in " \t\r\n")
     usual = plain and len(predictions) == len(lines)
