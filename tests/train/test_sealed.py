@@ -307,6 +307,11 @@ def test_a_field_that_the_request_has_already_is_refused_in_set(setting, instead
     refused(command(data, tmp_path / "out", "--set", setting), capsys, f"--set {setting.split('=')[0]}", instead)
 
 
+def test_what_is_refused_leaves_no_folder_that_was_not_there(data, tmp_path, capsys):
+    refused(command({**data, "news": str(tmp_path / "none.jsonl")}, tmp_path / "runs/new"), capsys, "there is no file")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_method_that_would_be_plain_lora_is_refused(data, tmp_path, capsys):
     refused(command(data, tmp_path / "out", "--method", "lwf"), capsys, "plain LoRA", "--keep FILE")
 

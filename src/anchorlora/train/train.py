@@ -162,8 +162,8 @@ def _judged(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
 
 @contextmanager
 def _alone(out: Path) -> Iterator[Lease]:
-    """The directory is this process's alone in the block; one that was made for it and stays empty is removed."""
-    made = not out.exists()
+    """The directory is this process's alone in the block; what was made for it and stays empty is removed, parents included."""
+    made = [place for place in (out, *out.parents) if not place.exists()]
     lease = Lease(RunFolder(out).lease)
     try:
         for attempt in range(3):
@@ -177,9 +177,9 @@ def _alone(out: Path) -> Iterator[Lease]:
         yield lease
     finally:
         lease.release()
-        if made:
-            with suppress(OSError):  # it is not empty
-                out.rmdir()
+        with suppress(OSError):  # it is not empty
+            for place in made:
+                place.rmdir()
 
 
 def _taught(
