@@ -278,6 +278,8 @@ def test_numbers_of_the_method_can_be_set_and_go_on_with_the_next_skill(folded, 
     assert taught(data, tmp_path / "first", "fold-16", after=folded, keep=(), new="questions", more=wide) == 0
     again = {"after": tmp_path / "first", "keep": (), "new": "reviews"}
     assert taught(data, then, "fold-16", **again, more=["--name", "again"]) == 0
+    for more in ((), ("--dry-run",)):  # the same command finds its own run
+        assert taught(data, then, "fold-16", **again, more=["--name", "again", *more]) == 0
     for out in (tmp_path / "first", then):
         assert {factors.rank for factors in read_adapter(out / "adapter").values()} == {20}
         record = json.loads((out / "record.json").read_text())

@@ -188,7 +188,7 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     if same_size and how.plan.family != "shared" and getattr(how.plan, "grows", True):
         raise InvalidValue(f"--same-size needs a method whose adapter does not grow, and {how.name} adds a block per task")
     if same_size and "after" in fields and hasattr(how.plan, "rank"):
-        fields["numbers"] = _as_large(RunFolder(Path(fields["after"])).adapter) | fields.get("numbers", {})
+        fields["numbers"] = _as_large(how, RunFolder(Path(fields["after"])).adapter) | fields.get("numbers", {})
     how.changed(fields.get("numbers", {}))
     how.refuse_without_memory("text", FROM_TEXT)
     _refuse_without_examples(how)
@@ -215,11 +215,11 @@ def _remembered(place: Any) -> bool:
     return bool(place) and (Path(place) / SKILL / "after" / MEMORY).is_file()
 
 
-def _as_large(adapter: Path) -> dict[str, float]:
+def _as_large(how: Method, adapter: Path) -> dict[str, float]:
     """The number with which a fold keeps the size of an adapter; none where there is no adapter, which is refused later."""
     if not (adapter / "adapter_config.json").is_file():
         return {}
-    return {"FoldedPerTask.rank": float(max(factors.rank for factors in read_adapter(adapter, beside={}).values()))}
+    return {f"{type(how.plan).__name__}.rank": float(max(factors.rank for factors in read_adapter(adapter, beside={}).values()))}
 
 
 def _place_to_keep(place: str) -> str:

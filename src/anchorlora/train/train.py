@@ -112,10 +112,10 @@ def train_skill(
 
 def priced(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -> price.Price:
     """Return what teaching a skill will take, or refuse what `train_skill` would refuse; nothing is written."""
-    method = request.method_in(methods)
-    _refuse_others(request, out)
-    _refuse_early(request, method)
+    _refuse_early(request, request.method_in(methods))
     request = _settled(request, out)
+    _refuse_others(request, out)
+    method = request.method_in(methods)  # with the numbers of the skill before
     refuse_damaged_past(request)
     listed = TextTaskSettings(train=request.data, test=request.test, columns=request.columns, metrics=request.metrics)
     files = TextFiles({request.name: listed.source(Path())})
