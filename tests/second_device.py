@@ -69,7 +69,8 @@ class SimTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, raw):
         layout = {"strides": raw.stride(), "storage_offset": raw.storage_offset(), "dtype": raw.dtype}
-        tensor = torch.Tensor._make_wrapper_subclass(cls, raw.size(), device=torch.device(NAME, 0), **layout)
+        with torch._C._InferenceMode(False):  # torch makes no view of such a tensor that was made in inference mode
+            tensor = torch.Tensor._make_wrapper_subclass(cls, raw.size(), device=torch.device(NAME, 0), **layout)
         tensor.raw = raw
         return tensor
 

@@ -14,6 +14,7 @@ import traceback
 import warnings
 from contextlib import redirect_stdout
 from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 from accelerate import Accelerator
@@ -46,6 +47,7 @@ from anchorlora.continual.learn import FiniteGradients, Learner, Rules, learning
 from anchorlora.data import Encoded, Example
 from anchorlora.errors import Interrupted
 from anchorlora.measurement import FeatureCores, StepRecorder, WeightDirections, record_steps
+from anchorlora.models import packing
 from anchorlora.runs.autosave import Stop
 from faults.runs import AskToStop
 from loops.setting import SETTINGS, adamw, loss_of, tokens, trained
@@ -348,7 +350,11 @@ def work(folder, kind, jobs):
     for job in jobs:
         name, _, argument = job.partition(":")
         try:
-            with sdpa_kernel(SDPBackend.MATH):  # the CPU has a fused one, which rounds otherwise
+            # the CPU has a fused one, and in packed rows a norm of its own, which round otherwise
+            with (
+                sdpa_kernel(SDPBackend.MATH),
+                patch.object(packing, "_normalize", lambda module, x: type(module).forward(module, x)),
+            ):
                 found[job] = {"found": JOBS[name](folder, kind, *([argument] if argument else []))}
         except Exception:
             found[job] = {"failed": traceback.format_exc()[-3000:]}
