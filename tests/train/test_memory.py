@@ -129,12 +129,18 @@ def test_a_chain_goes_on_from_the_runs_own_memory_at_constant_rank(folded, data,
     assert taught(data, out, "fold-16", new="questions", keep=(), after=folded) == 0
     refuse_leak(out, "fold-16", before=folded / "adapter")
     assert verdict(out)["rank"] == 16
-    left, taken = (
-        read_tensors(place) for place in (folded / "skill/after/memory.safetensors", out / "skill/before/memory.safetensors")
+    learned = read_samples(folded / "skill/after/unread.jsonl")  # of which the first skill did not read what answers depend on
+    known, (C, G) = (
+        read_tensors(folded / "skill/after/memory.safetensors"),
+        dense_memory(data["model"], learned, folded / "adapter"),
     )
-    assert all(torch.equal(t, taken[name]) for name, t in left.items())
-    kept = read_tensors(folded / "state/1/remembered.safetensors")
-    assert all(torch.equal(t, kept[name]) for name, t in left.items())
+    for layer in C:
+        inputs, outputs = sensitivity(known, layer, d_in=len(C[layer]), d_out=len(G[layer]))
+        C[layer] += outputs.trace * inputs.times(torch.eye(len(C[layer])))
+        G[layer] += outputs.times(torch.eye(len(G[layer])))
+    refuse_other_memory(out / "skill/before/memory.safetensors", C, G)
+    assert not (out / "skill/after/unread.jsonl").exists()  # the fold that cut 32 to 16 has read it
+    assert sha256(out / "skill/after/memory.safetensors") != sha256(out / "skill/before/memory.safetensors")
 
 
 @pytest.mark.slow

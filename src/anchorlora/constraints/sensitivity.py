@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.recording import answers_drawn
-from anchorlora.devices import float64_device, in_float64
+from anchorlora.devices import float64_device
 from anchorlora.errors import InvalidValue, UnknownName
 
 if TYPE_CHECKING:
@@ -102,9 +102,9 @@ class AnswerSensitivity(ProtectsPast):
                 grown[f"{kind}/{layer.name}"] = growing_rows(width, ranks[kind], device=float64_device(factor.device))
         count = 0
         for several, rows in answers_drawn(anchor, self.examples, seed=self.seed):
-            while rows:  # one layer at a time in float64
+            while rows:  # one layer at a time in float32 or more
                 name, (x, g) = rows.popitem()
-                x, g = in_float64(x), in_float64(g)
+                x, g = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (x, g))
                 grown[f"{INPUTS}/{name}"].add(g.norm(dim=1, keepdim=True) * x)
                 grown[f"{OUTPUTS}/{name}"].add(g)
             count += several
@@ -136,6 +136,11 @@ def sensitivity(past: Mapping[str, Tensor], layer: str, *, d_in: int, d_out: int
     C, G = _read(past, f"{INPUTS}/{layer}", d_in), _read(past, f"{OUTPUTS}/{layer}", d_out)
     trace = G.trace or 1.0
     return replace(C, values=C.values / trace, tail=C.tail / trace), G
+
+
+def memory_in(past: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what is remembered of what earlier answers depend on, of all that is remembered."""
+    return {name: tensor for name, tensor in past.items() if name.startswith(MEMORY)}
 
 
 def knows(past: Mapping[str, Tensor]) -> bool:

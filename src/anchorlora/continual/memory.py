@@ -41,8 +41,9 @@ def memory_of_text(
     if reader is None:
         raise InvalidValue(f"{method.name} remembers nothing that could be read from text: it has no AnswerSensitivity()")
     encoder = Encoder(tokenizer, max_tokens=max_tokens, ends=ends_of(adapted))
-    fitting = [example for example in examples_of(samples) if answer_fits(example, encoder)]
-    examples = encoder.encode(TextTask(name), fitting)
+    answered = list(examples_of(samples))
+    fitting = [example for example in answered if answer_fits(example, encoder)]
+    examples = encoder.encode(TextTask(name), fitting or answered)
     if not len(examples):
         raise InvalidValue(f"{name} has no answer whose tokens could be read")
 

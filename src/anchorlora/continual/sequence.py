@@ -16,10 +16,11 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from anchorlora.adapters import Anchor
 from anchorlora.constraints.checks import refuse_full
-from anchorlora.constraints.sensitivity import MEMORY, AnswerSensitivity
+from anchorlora.constraints.sensitivity import MEMORY, AnswerSensitivity, memory_in
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import Window, loss_named, nobody, windows
 from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState
@@ -50,8 +51,10 @@ class TaskSequence:
         callbacks: Sequence[RunCallback] = (),
         resume: ResumePoint | None = None,
         check_every: int = CHECK_EVERY,
+        leave_last: bool = False,
     ) -> None:
         self.inputs, self.method, self.callbacks, self.check_every = inputs, method, tuple(callbacks), check_every
+        self.leave_last = leave_last
         self.base_model, self.recipe, self.data = inputs.base_model, inputs.recipe, inputs.data
         self.order, self.seed, self.blocks, self.processes = inputs.order, inputs.seed, inputs.adapters, inputs.processes
         self.served = inputs.served
@@ -95,7 +98,7 @@ class TaskSequence:
             trained = self._learn(number, name, anchor, begun, began)
         for callback in self.callbacks:
             callback.on_steps_end(number, anchor)
-        kept = {key: t for c in self.method.constraints for key, t in c.end_task(anchor).items()}
+        kept = self._remembered(anchor, left=self.leave_last and number == len(self.order))
         train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
         kept |= self.forecast.end_task(anchor) if self.forecast is not None else {}
         past = number + self.inputs.before > 1
@@ -121,6 +124,14 @@ class TaskSequence:
             stored_parameters=sum(f.A.numel() + f.B.numel() for f in self.blocks.factors().values()),
             history_bytes=history,
         )
+
+    def _remembered(self, anchor: Anchor, *, left: bool) -> dict[str, Tensor]:
+        """End a task for all constraints: what they remember, without what its answers depend on where that is left."""
+        kept: dict[str, Tensor] = {}
+        for constraint in self.method.constraints:
+            reads = isinstance(constraint, AnswerSensitivity)
+            kept |= memory_in(anchor.past) if reads and left else constraint.end_task(anchor)
+        return kept
 
     def _drift(self, anchor: Anchor) -> dict[str, Any] | None:
         drifts = (callback.drift(anchor, self.past) for callback in self.callbacks)

@@ -40,6 +40,7 @@ class AdapterPlan(Protocol):
     Four more class attributes are False where a plan lacks them. `Preserves.derived` reads `fresh`, each task trains a new block
     with B = 0, and `only_block`, a layer changes only by what the current block adds. Where `rewrites` is True, `end_task` changes
     the function, and the drift of a task is measured after it. Where `grows` is True, the stored adapter grows with every task.
+    `cuts(rank)`, where a plan that rewrites has it, says whether blocks of that rank in all are.
     `refuse_beside(constraints)`, where a plan has it, refuses constraints when a method is made.
     """
 

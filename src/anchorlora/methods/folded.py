@@ -62,6 +62,14 @@ class FoldedPerTask(PerTask):
                 f"least {2 * least}, or SensitiveCore.at_least to at most {self.rank // 2}"
             )
 
+    def cuts(self, rank: int) -> bool:
+        """Return whether blocks of that rank in all are cut when a task ends, by what `AnswerSensitivity` remembers.
+
+        Args:
+            rank: Of the history and the finished block together.
+        """
+        return rank > self.rank
+
     def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
         """Fold the finished block into the history.
 

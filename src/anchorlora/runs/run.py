@@ -56,6 +56,7 @@ def run_sequence(
     check_every: int = CHECK_EVERY,
     stop: Stop | None = None,
     allow_inexact: bool = False,
+    leave_last: bool = False,
 ) -> Record:
     """Train a method on tasks in order, test every task after each, and return the record, which is written last into `out`.
 
@@ -78,6 +79,7 @@ def run_sequence(
         check_every: Optimizer steps between two checks of what protects a task.
         stop: Asks the run to save and stop between two steps.
         allow_inexact: Go on under other versions, or on another device, than the run began with; the record says so.
+        leave_last: Do not read what answers of the last task depend on, which only a later task needs.
 
     Returns:
         The record of the finished run.
@@ -145,7 +147,9 @@ def run_sequence(
             if not processes.first:
                 resume.past.rows.device = inputs.base_model.device
             try:
-                sequence = TaskSequence(inputs, method, callbacks=everyone, resume=resume, check_every=check_every)
+                sequence = TaskSequence(
+                    inputs, method, callbacks=everyone, resume=resume, check_every=check_every, leave_last=leave_last
+                )
             except KeyError as error:
                 raise _not_resumed(directory, error) from None
             stop.training = True

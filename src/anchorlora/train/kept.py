@@ -25,7 +25,7 @@ from anchorlora.store.json import Unreadable, checked, loads, read_file, read_js
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.tensors import opened_tensors, write_tensors
 from anchorlora.text import shown
-from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, SkillRequest, name_of_data, stem_of
+from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, UNREAD, SkillRequest, name_of_data, stem_of
 
 PROBES, ENERGIES, CAPACITY = "probes", "energies.safetensors", "capacity.json"
 ROWS = "rows.json"  # how many rows of each source of text are learned, kept, cut and left out
@@ -45,6 +45,7 @@ class Kept:
     probes: list[dict[str, Any]] = field(default_factory=list)  # rows to measure by
     cores: Mapping[str, JoinedCore] | None = None  # the joined cores of an earlier skill and of all that it kept
     memory: Mapping[str, Tensor] | None = None
+    unread: list[Sample] = field(default_factory=list)  # of a skill, whose answers the memory does not know yet
     old_text: list[dict[str, Any]] = field(default_factory=list)  # rows that an earlier skill trained on again, and of its own
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -70,7 +71,8 @@ def kept_at(place: str, columns: str | None, unfit: Mapping[str, Collection[int]
     files = _probes_of(skill)
     left = skill / "after" / MEMORY
     memory = read_tensors(left) if left.is_file() else None
-    old_text = rows_of_file(skill / "after" / OLD_TEXT) if (skill / "after" / OLD_TEXT).is_file() else []
+    old_text = _rows_left(skill, OLD_TEXT)
+    unread = samples_of([(place, row) for row in rows], source=place) if (rows := _rows_left(skill, UNREAD)) else []
     cores = joined_cores_in(skill / "after", [file.stem for file in files]) if left_cores else None
     kept: list[Kept] = []
     titles = _titles(skill)
@@ -84,11 +86,18 @@ def kept_at(place: str, columns: str | None, unfit: Mapping[str, Collection[int]
                 probes=probes,
                 cores=cores,
                 memory=memory,
+                unread=unread if file.parent.parent.name == "after" else [],
                 old_text=[] if kept else old_text,  # of all that the run kept
                 facts=origin | {"title": titles.get(file.stem)},
             )
         )
     return kept
+
+
+def _rows_left(skill: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a file that a skill may have left."""
+    file = skill / "after" / name
+    return rows_of_file(file) if file.is_file() else []
 
 
 def _titles(skill: Path) -> dict[str, str | None]:

@@ -108,7 +108,15 @@ class Rates:
 
 
 def price_of(
-    request: SkillRequest, method: Method, recipe: Recipe, session: Session, files: TextFiles, rows: Any, *, loading: float
+    request: SkillRequest,
+    method: Method,
+    recipe: Recipe,
+    session: Session,
+    files: TextFiles,
+    rows: Any,
+    *,
+    loading: float,
+    left: bool,
 ) -> Price:
     """Return what a request takes that nothing speaks against."""
     adapted = session.adapted(request.adapter, targets=request.targets)
@@ -140,7 +148,7 @@ def price_of(
     phases.append(_tested(f"testing {skill.name} after", skill, rates, min(most, skill.answer + 1), batch))
     for part in kept:
         phases.append(_tested(f"testing {part.name} after", part, rates, most, batch))
-    if method.reads_past:
+    if method.reads_past and not left:
         phases.append(_depended_on("reading what its answers depend on", len(train), mean(train.lengths), rates))
     if leaves_cores(method):
         texts = min(recipe.features.rows, len(train))
@@ -187,7 +195,9 @@ def _kept(request: SkillRequest, encoder: Encoder, rows: Any) -> Iterator[Part]:
                 samples = read_samples(kept.probes)
                 examples = encoder.encode(TextTask(kept.name), examples_of(samples))
                 answered = any(e.example.messages or e.example.sentence for e in examples)
-                yield _part(kept.name, examples, answered=answered, read=kept.cores is None and kept.memory is None)
+                yield _part(
+                    kept.name, examples, answered=answered, read=bool(kept.unread) or (kept.cores is None and kept.memory is None)
+                )
 
 
 def _own_text(session: Session, request: SkillRequest, rates: Rates) -> Phase:

@@ -43,6 +43,7 @@ FRESH = METHODS.default("new block").name
 SAME_SIZE = METHODS.default("same size").name
 EXACT = METHODS.default("beside").name
 CORES, MEMORY = "cores.safetensors", "memory.safetensors"  # what is kept, in before/ and after/
+UNREAD = "unread.jsonl"  # rows of a skill, of which a later one reads what answers depend on
 OLD_TEXT = "old_text.jsonl"  # rows of what is kept that are trained on again, in the same folders
 FROM_TEXT = ("sensitivity/",)  # what can be remembered of text
 # fields of a recipe that have a place of their own on the command line
@@ -261,6 +262,12 @@ def reads_cores(method: Method) -> bool:
 def leaves_cores(method: Method) -> bool:
     """Return whether a skill leaves cores, which a later one may protect: all but those that remember what answers depend on do."""
     return reads_cores(method) or not method.reads_past
+
+
+def leaves_rows(method: Method, rank: int) -> bool:
+    """Return whether what a skill's answers depend on is left to a later skill: unless blocks of that rank in all are cut by it."""
+    rewrites = getattr(method.plan, "rewrites", False)
+    return method.reads_past and not getattr(method.plan, "cuts", lambda rank: rewrites)(rank)
 
 
 def _merges(method: Method) -> bool:

@@ -11,6 +11,7 @@
                    energies.safetensors  how much of each thing lies on their directions (in before/, too)
                    capacity.json      how many directions are protected, and for how many more skills there is room
                    memory.safetensors what such a method remembers now; old_text.jsonl with the new skill's own rows
+                   unread.jsonl       rows of the skill, where that does not hold what its answers depend on: a later skill reads it
 
 A later skill goes on from these folders alone; it never asks for the data again.
 """
@@ -31,10 +32,11 @@ from torch import Tensor
 from anchorlora import embedded
 from anchorlora.adapters import read_adapter
 from anchorlora.config import Recipe
+from anchorlora.constraints import AnswerSensitivity
 from anchorlora.continual.callback import RunCallback, Tell, telling
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import Scorer
-from anchorlora.continual.memory import memory_of_text
+from anchorlora.continual.memory import memory_of_text, spread
 from anchorlora.continual.seeds import number
 from anchorlora.data import Encoder, Sample, TextFiles, TextSource, read_samples
 from anchorlora.data.templates import stop_ids
@@ -51,6 +53,7 @@ from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.sizes import needs_checkpointing
 from anchorlora.store.files import write_lines, write_text
 from anchorlora.store.json import read_file
+from anchorlora.store.run_folder import RunFolder
 from anchorlora.store.seal import LARGEST_SEALED, sealed_folder
 from anchorlora.store.tensors import write_tensors
 from anchorlora.train.judge import Comparison
@@ -73,7 +76,7 @@ from anchorlora.train.kept import (
     rows_of_file,
     write_joined_cores,
 )
-from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, SkillRequest, default_recipe, leaves_cores, reads_cores
+from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, UNREAD, SkillRequest, default_recipe, leaves_cores, reads_cores
 
 SCORES, FACTS = "scores.json", "facts.json"
 OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
@@ -133,19 +136,22 @@ def before(
     union: dict[str, JoinedCore] = {}
     memory: Mapping[str, Tensor] = next((part.memory for part in kept if part.memory is not None), {})
     for part in kept:
-        if method.reads_past and part.memory is None:
+        if method.reads_past and (part.unread or part.memory is None):
             say(what := f"reading what answers depend on in {part.name}")
+            elsewhere = bool(part.unread) and part.source != request.after  # learned by an adapter that is not trained further
             memory = memory_of_text(
                 method,
-                adapted,
+                session.adapted(RunFolder(Path(part.source)).adapter) if elsewhere else adapted,
                 tokenizer,
-                part.samples,
+                part.unread or part.samples,
                 name=part.name,
                 device=device,
                 max_tokens=room,
                 past=memory,
                 watch=partial(tell, what),
             )
+            if elsewhere:
+                adapted = session.adapted(request.adapter, targets=request.targets or ALL_LINEAR)
         if not leaves_cores(method):
             continue
         if part.cores is None:
@@ -196,10 +202,11 @@ def after(
     say: Say,
     method: Method,
     *,
+    left: bool,
     callbacks: Sequence[RunCallback] = (),
 ) -> None:
     """Write `after/`: scores of what was kept with the new adapter, and the cores and the memory that a later
-    skill goes on from.
+    skill goes on from; where what the new answers depend on is left to it, rows of the skill.
     """
     adapted, tell = session.adapted(adapter), telling(callbacks)
     kept = [each["name"] for each in facts_in(folder)["kept"]]
@@ -220,6 +227,10 @@ def after(
                 write_text(temporary / CAPACITY, json.dumps(capacity(union), indent=1))
         if method.reads_past:
             write_tensors(temporary / MEMORY, RunDirectory(folder.parent).remembered(1))
+        if left:
+            learned = list(islice(source.rows_of(request.name, "train"), MOST_ROWS))
+            examples = sum(c.examples for c in method.constraints if isinstance(c, AnswerSensitivity))
+            write_lines(temporary / UNREAD, [row_of(learned[i]) for i in spread(len(learned), examples)])
         if method.rehearsal:
             own = islice(source.rows_of(request.name, "train"), method.rehearsal.memory)
             write_lines(temporary / OLD_TEXT, [*rows_of_file(earlier / OLD_TEXT), *map(row_of, own)])

@@ -51,6 +51,7 @@ from anchorlora.train.request import (
     SkillRequest,
     asked_by,
     default_recipe,
+    leaves_rows,
     reads_cores,
 )
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
@@ -127,7 +128,8 @@ def priced(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -
     loading = price.clock() - began
     facts = {"targets": targets_of(request, session), "checkpointing": checkpoints(request, session)}
     recipe = _recipe(request, out / SKILL, method, facts)
-    return price.price_of(request, method, recipe, session, files, rows, loading=loading)
+    left = _leaves_rows(request, method, recipe)
+    return price.price_of(request, method, recipe, session, files, rows, loading=loading, left=left)
 
 
 def _finished(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
@@ -213,6 +215,7 @@ def _taught(
         compare_inputs(request, folder)
 
     recipe = _recipe(request, folder, method, facts_in(folder))
+    left = _leaves_rows(request, method, recipe)
 
     def run(how: Method, recipe: Recipe, place: Path, *more: RunCallback) -> None:
         """Train the skill with a method, in a directory of its own."""
@@ -225,6 +228,7 @@ def _taught(
             session=session,
             callbacks=[*callbacks, *more],
             stop=stop,
+            leave_last=left,
             **conduct,
         )
 
@@ -237,7 +241,7 @@ def _taught(
     checked()
     _publish(out, request)
     if not (folder / "after").is_dir():
-        after(session, request, folder, RunFolder(out).adapter, recipe, say, method, callbacks=callbacks)
+        after(session, request, folder, RunFolder(out).adapter, recipe, say, method, left=left, callbacks=callbacks)
         checked()
     if request.compare:
         say("training without protection")
@@ -415,6 +419,12 @@ def _recipe(request: SkillRequest, folder: Path, method: Method, facts: Mapping[
         method=method,
         checkpointing=facts["checkpointing"],
     )
+
+
+def _leaves_rows(request: SkillRequest, method: Method, recipe: Recipe) -> bool:
+    """Whether a later skill reads what the answers of this one depend on."""
+    old = {} if request.adapter is None else read_adapter(request.adapter, beside={})
+    return leaves_rows(method, recipe.adapter.rank + max((factors.rank for factors in old.values()), default=0))
 
 
 def _publish(out: Path, request: SkillRequest) -> None:
