@@ -11,15 +11,17 @@ from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.merge_utils import dare_linear, ties
+from peft.utils.merge_utils import ties
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from anchorlora.adapters.layers import NOTHING
 from anchorlora.adapters.targets import Adaptable
-from anchorlora.devices import forked_generators, in_float64
+from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors, Rounding, Subspace, merge_, truncated
+
+WHOLE = "_reconstruct_weight"  # of OSF before PEFT 0.21, which has no get_delta_weight
 
 
 def merge(
@@ -58,9 +60,8 @@ def merged_factors(stacked: Factors, newest: int, *, by: str, share: float, draw
     if by == "ties":
         merged = ties([before, change], torch.ones(2, dtype=A.dtype), share)
     else:
-        with forked_generators():
-            torch.manual_seed(int(torch.randint(2**62, (), generator=draw)))
-            merged = before + dare_linear([change], torch.ones(1, dtype=A.dtype), share)
+        own = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=draw)))
+        merged = before + change * torch.bernoulli(torch.full_like(change, share), generator=own) / share
     return truncated(Factors(merged, torch.eye(len(merged), dtype=A.dtype), stacked.scale), stacked.rank)
 
 
@@ -114,7 +115,9 @@ def realized_weights(model: nn.Module, adapter_name: str = "default") -> dict[st
     layers: dict[str, Callable[[], Tensor]] = {
         name: partial(_realize, layer, adapter_name)
         for name, layer in model.named_modules()
-        if isinstance(layer, BaseTunerLayer) and hasattr(layer, "get_delta_weight") and adapter_name in _adapters(layer)
+        if isinstance(layer, BaseTunerLayer)
+        and (hasattr(layer, "get_delta_weight") or hasattr(layer, WHOLE))
+        and adapter_name in _adapters(layer)
     }
     if not layers:
         raise UnknownName(f"the model has no adapter {adapter_name!r} whose change is a matrix")
@@ -126,6 +129,9 @@ def _adapters(layer: Any) -> set[str]:
 
 
 def _realize(layer: Any, adapter_name: str) -> Tensor:
+    if hasattr(layer, WHOLE):
+        whole: Tensor = getattr(layer, WHOLE)(adapter_name)
+        return whole
     delta = layer.get_delta_weight(adapter_name)
     weight = layer.get_base_layer().weight.to(delta) + delta
     return weight.T if getattr(layer, "fan_in_fan_out", False) else weight

@@ -8,7 +8,7 @@
 
 `snapshot` is WiSE-FT (Wortsman et al., CVPR 2022, arXiv 2109.01903) from task to task, and exact: B is scaled and stacked. `ties`
 (Yadav et al., NeurIPS 2023, arXiv 2306.01708) and `dare` (Yu et al., ICML 2024, arXiv 2311.03099) work on entries of the weight's
-change, by PEFT's `ties` and `dare_linear`. Their result has full rank; what is stored is its nearest matrix of rank R, by a
+change, the former by PEFT's `ties`. Their result has full rank; what is stored is its nearest matrix of rank R, by a
 singular value decomposition as in PEFT's `ties_svd`. R is the sum of the ranks so far, so all three store as much as `PerTask`.
 
 What differs: the papers merge models that were trained one by one from the base model; here a block trains on top of what is
