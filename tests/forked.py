@@ -37,7 +37,12 @@ def run(command, **_):
 
 def without(libraries, program, *, said):
     """Run a program that imports us anew and finds none of these libraries; return what it says, or fail with it."""
-    process = fork(_without, libraries, program, said=said)
+    return alone(_without, libraries, program, said=said)
+
+
+def alone(target, *args, said):
+    """Run `target(*args)`, which may change all that it has imported; return what it says, or fail with it."""
+    process = fork(target, *args, said=said)
     process.join()
     assert process.exitcode == 0, said.read_text()
     return said.read_text()

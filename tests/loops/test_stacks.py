@@ -8,6 +8,7 @@ the YAML file's fields, before the trainer. Where axolotl is missing, `BasePlugi
 import importlib
 import inspect
 import json
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
+import forked
 import models
 from anchorlora import FeatureStore, ProtectionCallback, measure
 from anchorlora.adapters import read_adapter
@@ -110,17 +112,18 @@ STAGES = {  # what LLaMA-Factory calls them: rows, and which column is what
 
 
 @pytest.mark.skipif(find_spec("llamafactory") is None, reason="LLaMA-Factory is not installed")
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("stage", STAGES)
-def test_llama_factory_trains_under_the_callback(stage, small_model, old, tmp_path, monkeypatch):
+def test_llama_factory_trains_under_the_callback(stage, small_model, old, tmp_path):
+    forked.alone(by_llama_factory, stage, small_model, *old, tmp_path, said=tmp_path / "said")
+
+
+def by_llama_factory(stage, small_model, adapter, cores, tmp_path):
     for name in ("torchaudio", "torchvision"):  # it imports them, and their builds belong to one of torch's
         if find_spec(name) is None:
-            module = ModuleType(name)
-            module.__spec__ = ModuleSpec(name, None)
-            monkeypatch.setitem(sys.modules, name, module)
+            sys.modules[name] = ModuleType(name)
+            sys.modules[name].__spec__ = ModuleSpec(name, None)
     from llamafactory.train.tuner import run_exp
 
-    adapter, cores = old
     (answer, how), folder = STAGES[stage], tmp_path / "rows"
     folder.mkdir()
     rows = [{"instruction": f"say {i}", "input": "", **answer, "kto_tag": i % 2 == 0} for i in range(16)]
@@ -142,15 +145,17 @@ def test_llama_factory_trains_under_the_callback(stage, small_model, old, tmp_pa
 
 
 @pytest.mark.skipif(find_spec("axolotl") is None, reason="axolotl is not installed")
-@pytest.mark.filterwarnings("ignore")
-def test_axolotl_trains_with_the_plugin(small_model, old, tmp_path, monkeypatch):
-    monkeypatch.setenv("AXOLOTL_DO_NOT_TRACK", "1")
+def test_axolotl_trains_with_the_plugin(small_model, old, tmp_path):
+    forked.alone(by_axolotl, small_model, *old, tmp_path, said=tmp_path / "said")
+
+
+def by_axolotl(small_model, adapter, cores, tmp_path):
+    os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
     from axolotl.cli.args import TrainerCliArgs
     from axolotl.cli.config import load_cfg
     from axolotl.common.datasets import load_datasets
     from axolotl.train import train
 
-    adapter, cores = old
     write_cores(tmp_path / "cores.safetensors", cores)
     rows = [{"instruction": f"say {i}", "input": "", "output": "w2 w3"} for i in range(16)]
     (tmp_path / "new.jsonl").write_text("\n".join(map(json.dumps, rows)))
