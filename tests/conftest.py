@@ -72,6 +72,19 @@ def draw():
 
 
 @pytest.fixture(scope="session")
+def extra_eval():
+    """Skip the test where lm_eval is not installed, or is older than the extra `eval` asks for."""
+    pytest.importorskip("lm_eval", minversion="0.4.12")
+
+
+@pytest.fixture(scope="session")
+def extra_metrics():
+    """Skip the test where a library of the extra `metrics` is not installed."""
+    for name in ("rapidfuzz", "rouge_score", "sacrebleu"):
+        pytest.importorskip(name, reason=f"{name}, of the extra metrics, is not installed")
+
+
+@pytest.fixture(scope="session")
 def small_benchmark(tmp_path_factory):
     import small
 

@@ -7,12 +7,10 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-import lm_eval
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lm_eval.tasks._yaml_loader import load_yaml
 
 import mmlu_folder
 import models
@@ -20,12 +18,17 @@ from anchorlora.adapters import attach, read_adapter
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import NotFinite
 from anchorlora.models.load import load_base_model
-from anchorlora_lab.suites import harness, mmlu
+from anchorlora_lab.suites import mmlu
 from anchorlora_lab.suites.cache import BaseScores, cache_folder, ingredients
 from anchorlora_lab.suites.evaluation import Flips, read_evaluation
 from anchorlora_lab.suites.measure import Questions, evaluate, subject_of
 from anchorlora_lab.suites.progress import EvalProgress
-from anchorlora_lab.suites.reader import Reader, quiet, shared_rows
+
+lm_eval = pytest.importorskip("lm_eval", minversion="0.4.12")
+from lm_eval.tasks._yaml_loader import load_yaml  # noqa: E402
+
+from anchorlora_lab.suites import harness  # noqa: E402  # needs lm_eval, as the next
+from anchorlora_lab.suites.reader import Reader, quiet, shared_rows  # noqa: E402
 
 TEMPLATES = Path(lm_eval.__file__).parent / "tasks/mmlu/default"
 

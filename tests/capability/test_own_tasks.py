@@ -3,12 +3,15 @@
 import json
 
 import pytest
-from lm_eval.models.huggingface import HFLM
 
 import mmlu_folder
 import own_tasks
-from anchorlora_lab.suites import harness
 from anchorlora_lab.suites.measure import Questions, evaluate
+
+pytest.importorskip("lm_eval", minversion="0.4.12")
+from lm_eval.models.huggingface import HFLM
+
+from anchorlora_lab.suites import harness  # needs lm_eval
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
 

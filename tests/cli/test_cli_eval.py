@@ -45,6 +45,7 @@ def files(folder):
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.usefixtures("extra_eval")
 def test_a_run_is_measured_with_the_adapter_of_its_last_task(run, command, capfd):
     assert main(["eval", str(run), *command]) == 0
     said = capfd.readouterr()
@@ -149,6 +150,7 @@ def test_a_drop_of_the_users_own_prompts_fails_whatever_the_interval(gated):
     assert said.err == "error: prompts fell by 5.00 points: more than the 2 allowed\n"
 
 
+@pytest.mark.usefixtures("extra_eval")
 def test_tasks_of_one_call_are_one_table_with_their_mean(run, command, tmp_path, capfd):
     quiz, mine = own_tasks.write(tmp_path / "own"), tmp_path / "mine.jsonl"
     mine.write_text('{"prompt": "Which bone?", "answer": "acid"}\n')
@@ -198,6 +200,7 @@ def test_a_suite_is_a_list_of_tasks_and_an_unknown_one_offers_its_neighbors(run,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("extra_eval")
 def test_lm_eval_has_every_task_of_every_suite():
     """Slow: lm_eval reads thousands of files to know its tasks."""
     from lm_eval.tasks import TaskManager
@@ -206,6 +209,7 @@ def test_lm_eval_has_every_task_of_every_suite():
     assert [name for suite in SUITES.values() for name in suite if name not in known] == []
 
 
+@pytest.mark.usefixtures("extra_eval")
 def test_a_drop_leaves_eval_json_all_the_same(small_model, command, tmp_path, capsys):
     adapter = mmlu_folder.write_an_adapter(tmp_path / "adapter", small_model, size=30.0, seed=2)
     status = main(["eval", str(adapter), *command, "--fail-if-drop", "0"])
@@ -214,6 +218,7 @@ def test_a_drop_leaves_eval_json_all_the_same(small_model, command, tmp_path, ca
     assert status == (1 if found["change"] < 0 or found["base"]["score"] == 0 else 0)
 
 
+@pytest.mark.usefixtures("extra_eval")
 def test_what_cannot_be_measured_gets_one_line_and_nothing_is_written(run, command, data, tmp_path, capsys, monkeypatch):
     bare = ["--cache", str(tmp_path / "cache"), "--limit", "1"]
     quiz = own_tasks.write(tmp_path / "own")
@@ -249,12 +254,14 @@ def test_what_cannot_be_measured_gets_one_line_and_nothing_is_written(run, comma
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("extra_eval")
 def test_an_unknown_task_offers_its_neighbors(run, tmp_path, capsys):
     """Slow: lm_eval reads thousands of files to know its tasks."""
     assert main(["eval", str(run), "--cache", str(tmp_path / "cache"), "--limit", "1", "--task", "helaswag"]) == 2
     assert "lm_eval has no task 'helaswag'; nearest: hellaswag" in one_line(capsys)
 
 
+@pytest.mark.usefixtures("extra_eval")
 def test_another_model_than_the_runs_own_is_refused(run, command, tmp_path, capsys):
     other = mmlu_folder.write_model(tmp_path / "other")
     assert main(["eval", str(run), *command, "--model", str(other)]) == 2

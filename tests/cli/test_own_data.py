@@ -25,6 +25,7 @@ def written(layout, folder):
     return ["--data", str(getattr(layouts, layout)(folder))]
 
 
+@pytest.mark.usefixtures("extra_metrics")
 @pytest.mark.parametrize(
     ("layout", "tasks", "metrics"),
     [
@@ -47,6 +48,7 @@ def test_all_tasks_of_a_layout_are_learned_in_their_order_and_scored_by_their_me
     assert {json.loads(line)["task"] for line in lines} == set(tasks)
 
 
+@pytest.mark.usefixtures("extra_metrics")
 def test_a_dry_run_counts_the_examples_of_every_task(tmp_path, capsys):
     assert main(["run", "mini", *FEW, *written("trace", tmp_path), "--dry-run"]) == 0
     out = capsys.readouterr().out
@@ -54,6 +56,7 @@ def test_a_dry_run_counts_the_examples_of_every_task(tmp_path, capsys):
     assert "20Minuten: 8 training examples" in out
 
 
+@pytest.mark.usefixtures("extra_metrics")
 def test_a_grid_has_one_order_of_all_tasks_and_single_tasks_if_they_are_named(tmp_path, capsys):
     data = written("trace", tmp_path / "data")
     grid = ["grid", "mini", "--methods", "sfor", "--seeds", "42", *data, "--dry-run", "--out", str(tmp_path / "grid")]

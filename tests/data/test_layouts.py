@@ -43,6 +43,7 @@ def test_trace_trains_and_tests_on_its_own_splits_and_never_opens_eval(tmp_path)
     assert {place.rsplit("/")[-1] for place in found.opened} == {"train.json", "test.json"}
 
 
+@pytest.mark.usefixtures("extra_metrics")
 def test_sapt_has_the_prompts_of_its_own_code(tmp_path):
     found = source(layouts.sapt(tmp_path))
     assert found.names == ["boolq", "task002_quoref"]

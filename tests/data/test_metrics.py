@@ -67,6 +67,7 @@ def test_sari_agrees_with_a_slow_one(source, answer, references):
     assert sari(source, answer, references) == pytest.approx(float(slow_sari(source, answer, references)), abs=1e-12)
 
 
+@pytest.mark.usefixtures("extra_metrics")
 def test_sari_takes_the_prompt_as_its_source_and_rewards_a_change_that_is_wanted():
     assert score("sari", "The mill is old.", "The mill is old.", "The mill is ancient.") == 1.0
     copied = score("sari", "The mill is ancient.", "The mill is old.", "The mill is ancient.")
@@ -89,12 +90,13 @@ def test_placeholders_of_literals_are_what_they_stand_for():
     assert with_literals("a = <NUM_LIT:1> + <NUM_LIT>; b = <STR_LIT:x\ny><STR_LIT><CHAR_LIT:c>") == "a = 1 + 0; b = x\nyc"
 
 
+@pytest.mark.usefixtures("extra_metrics")
 @pytest.mark.parametrize("metric", [EditSimilarity(), CodeSimilarity()])
 def test_edit_similarity_counts_insertions_and_deletions(metric):
-    pytest.importorskip("rapidfuzz", reason="rapidfuzz, of the extra metrics, is not installed")
     assert metric.score(Answer("mall", None, gold=""), Example(0, "", "mill")) == pytest.approx(1 - 2 / 8)
 
 
+@pytest.mark.usefixtures("extra_metrics")
 def test_bleu_and_rouge_are_fractions_of_their_libraries():
     assert score("bleu", "the old stone mill", "the old stone mill") == 1.0
     assert score("rouge_l", "the mill is old", "the old mill") == pytest.approx(4 / 7)

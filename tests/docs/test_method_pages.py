@@ -20,11 +20,13 @@ from method_pages import commands, pages
 TRAIN = [line for method in METHODS.values() for line in commands(method).splitlines() if line.startswith("anchorlora train ")]
 
 
-def page_of(name):
-    return page(f"methods/{name}.md")
+@pytest.fixture(scope="module")
+def page_of():
+    pytest.importorskip("ruff", reason="ruff, which formats the pages' code, is not installed")
+    return lambda name: page(f"methods/{name}.md")
 
 
-def test_every_method_has_a_page_and_a_link_to_it():
+def test_every_method_has_a_page_and_a_link_to_it(page_of):
     assert set(pages()) == {f"methods/{name}.md" for name in METHODS}
     assert set(re.findall(r"\]\(methods/([\w-]+)\.md\)", page("methods.md"))) == set(METHODS)
 
@@ -37,14 +39,14 @@ def test_every_method_says_what_it_is_and_when_to_take_it():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_definition_on_the_page_makes_the_method(name):
+def test_the_definition_on_the_page_makes_the_method(name, page_of):
     (code,) = re.findall(r"```python\n(.*?)```", page_of(name), flags=re.S)
     made = {}
     exec(compile(code, name, "exec"), made)
     assert (made["mine"] if isinstance(made["mine"], Method) else Method.of(made["mine"])) == METHODS[name]
 
 
-def test_a_page_has_an_equation_for_every_method_that_acts():
+def test_a_page_has_an_equation_for_every_method_that_acts(page_of):
     for name, method in METHODS.items():
         acts = [part for part in method.constraints if type(part).__name__ != "Freeze"]
         assert not acts or re.search(r"```text\n|<-", page_of(name)), name

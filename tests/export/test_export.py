@@ -8,8 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lm_eval.api.instance import Instance
-from lm_eval.api.registry import get_model
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -211,7 +209,11 @@ class TestCat:
             ask(part, tmp_path / "again")
 
 
+@pytest.mark.usefixtures("extra_eval")
 def test_lm_eval_reads_the_same_loglikelihoods_from_the_run_and_from_its_export(run, small_model, tmp_path):
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.registry import get_model
+
     ask(run, tmp_path / "out")
     texts = [("Choose.\nappleish test 1", " apple"), ("Choose.\nsome old irons", " gold"), ("a", " calm sad")]
 
