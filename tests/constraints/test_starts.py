@@ -116,7 +116,7 @@ def test_inputs_on_the_core_alone_leave_a_as_drawn_outside_it(stack):
     ("losses", "said"),
     [
         (None, r"InputStart needs losses of single examples of the task; pass losses= to Anchor\.of"),
-        (lambda count: iter(()), "InputStart got no example of the new task"),
+        (lambda count: iter(()), "InputStart got no example of the task"),
     ],
 )
 def test_a_design_without_inputs_is_refused(stack, losses, said):
@@ -282,7 +282,7 @@ def test_lora_null_with_a_frozen_promises_what_lora_fa_retract_does_and_alone_no
 def test_a_start_without_memory_or_of_a_learned_anchor_is_refused(stack):
     with pytest.raises(ValueError, match=r"NullStart knows no inputs of width 64 at .*: pass what its end_task\(\) returned"):
         NullStart().begin_task(stack.anchor())
-    with pytest.raises(ValueError, match="NullStart got no example of the finished task"):
+    with pytest.raises(ValueError, match="NullStart got no example of the task"):
         NullStart().end_task(stack.anchor(losses=lambda count: iter(())))
     with pytest.raises(ValueError, match="NullStart would change the function at layer0: B is not zero there"):
         NullStart().begin_task(anchor_of())

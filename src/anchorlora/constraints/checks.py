@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NoReturn
 
-from anchorlora.devices import float64_device, in_float64
+from anchorlora.devices import float64_device, in_float64, placed
 from anchorlora.errors import InvalidType, InvalidValue, NotFinite
 
 if TYPE_CHECKING:
@@ -31,6 +31,23 @@ def exact_factor(layer: AdaptedLayer, name: str) -> Tensor:
             "load the adapter with autocast_adapter_dtype=True"
         )
     return parameter
+
+
+def refuse_split(layer: AdaptedLayer, names: Sequence[str], why: str) -> None:
+    """Refuse factors that are split over processes, with the reason."""
+    for name in names:
+        if layer.is_split(name):
+            raise InvalidType(
+                f"{name} at {layer.name} is split over processes, and {why}; "
+                "keep LoRA factors whole (ignored_params of fully_shard)"
+            )
+
+
+def restart(layer: AdaptedLayer, rows: Tensor) -> None:
+    """Write another start of A, which moves with it: `rows` (r, d_in)."""
+    A = layer.rows("A")
+    A.copy_(placed(rows, A.dtype, A.device))
+    layer.start_rows("A").copy_(A)
 
 
 def core_of(layer: AdaptedLayer) -> Subspace:
@@ -82,11 +99,7 @@ def refuse_learned(anchor: Anchor, part: str) -> None:
     """Refuse a start of A where that would change the function, or cannot be done."""
     for layer in anchor.layers:
         exact_factor(layer, "A")
-        if layer.is_split("A"):
-            raise InvalidType(
-                f"A at {layer.name} is split over processes, and its rows cannot be started one process at a time; "
-                "keep LoRA factors whole (ignored_params of fully_shard)"
-            )
+        refuse_split(layer, ("A",), "its rows cannot be started one process at a time")
         if bool(layer.factor("B").any()):
             raise InvalidValue(f"{part} would change the function at {layer.name}: B is not zero there; start a new block with it")
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
-from anchorlora.constraints.checks import refuse_learned
-from anchorlora.constraints.recording import losses_together, record_examples
+from anchorlora.constraints.checks import refuse_learned, restart
+from anchorlora.constraints.recording import losses_together, record_examples, refuse_none
 from anchorlora.devices import forked_generators, in_float64, placed
 from anchorlora.errors import InvalidValue
 
@@ -103,8 +103,7 @@ class GradientStart(ProtectsPast):
                 for name, (x, g) in seen.rows(None, losses.sum()).items():
                     added = (g.float().T @ x.float()).cpu()  # autocast is off, and a start needs no more digits
                     toward[name] = toward[name].add_(added) if name in toward else added
-        if not toward:
-            raise InvalidValue("GradientStart got no example of the new task: losses of the anchor gave none")
+        refuse_none("GradientStart", toward)
         for layer in anchor.layers:
             _start(layer, toward.pop(layer.name, None), self.principal)
         return ActiveConstraint()
@@ -152,5 +151,4 @@ def _start(layer: AdaptedLayer, gradient: Tensor | None, principal: float) -> No
             directions = torch.svd_lowrank(gradient, q=q, niter=ITERATIONS)[2][:, :rank].T
     if off is not None:
         directions = off.outside(directions)  # again: this is where digits are lost
-    A.copy_(placed(directions / directions.norm() * size.norm(), A.dtype, A.device))
-    layer.start_rows("A").copy_(A)
+    restart(layer, directions / directions.norm() * size.norm())

@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
-from anchorlora.constraints.checks import NEGLIGIBLE, core_of, refuse_learned
-from anchorlora.constraints.recording import record_examples
+from anchorlora.constraints.checks import NEGLIGIBLE, core_of, refuse_learned, restart
+from anchorlora.constraints.recording import inputs_read
 from anchorlora.devices import float64_device, placed
-from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from anchorlora.adapters import AdaptedLayer, Anchor
     from anchorlora.geometry import GrowingRows, Subspace
 
@@ -75,22 +76,15 @@ class InputStart(ProtectsPast):
             InvalidValue: B of a layer is not 0, so the function would change; or the anchor has no `losses`, or they give none.
             InvalidType: A factor is not stored in float32 or float64, or is split over processes (FSDP2).
         """
-        import torch
-
-        from anchorlora.geometry import GrowingRows
-
         refuse_learned(anchor, "InputStart")
         cores = {layer.name: core_of(layer) for layer in anchor.layers if layer.core is not None}
-        read: dict[str, GrowingRows] = {}
         whole: dict[str, float] = {}  # |X|^2, with what lies on the core
-        with record_examples(anchor, "InputStart") as seen, torch.no_grad():
-            for _ in anchor.losses(self.examples):  # type: ignore[misc]  # `recorded` refuses None
-                for name, x in seen.inputs().items():
-                    outside = cores[name].outside(x) if name in cores else x
-                    read.setdefault(name, GrowingRows(device=x.device)).add(outside.float().cpu())
-                    whole[name] = whole.get(name, 0.0) + float(x.square().sum())
-        if not read:
-            raise InvalidValue("InputStart got no example of the new task: losses of the anchor gave none")
+
+        def outside(name: str, x: Tensor) -> Tensor:
+            whole[name] = whole.get(name, 0.0) + float(x.square().sum())
+            return cores[name].outside(x) if name in cores else x
+
+        read = inputs_read(anchor, self.examples, "InputStart", outside)
         for layer in anchor.layers:
             if layer.name in read:
                 _design(layer, read.pop(layer.name), cores.get(layer.name), whole[layer.name])
@@ -106,12 +100,10 @@ def _design(layer: AdaptedLayer, read: GrowingRows, core: Subspace | None, whole
     strongest = start[:0]
     if read.total > 0.0:
         spectrum = read.spectrum(len(A))
-        energy = spectrum.energy[: spectrum.directions.shape[1]]
-        above = torch.diff(energy, prepend=energy.new_zeros(1)) * read.total > NEGLIGIBLE**2 * whole
+        above = spectrum.shares * read.total > NEGLIGIBLE**2 * whole
         strongest = placed(spectrum.directions.T[above], start.dtype, start.device)
     rows = torch.cat([strongest, start[len(strongest) :]])
     if core is not None:
         rows = core.outside(rows)  # again: this is where digits are lost
     rows[: len(strongest)] /= 3**0.5 * rows[: len(strongest)].norm(dim=1, keepdim=True)
-    A.copy_(placed(rows, A.dtype, A.device))
-    layer.start_rows("A").copy_(A)
+    restart(layer, rows)

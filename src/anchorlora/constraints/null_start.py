@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
-from anchorlora.constraints.checks import NEGLIGIBLE, refuse_learned
-from anchorlora.constraints.recording import record_examples
+from anchorlora.constraints.checks import NEGLIGIBLE, refuse_learned, restart
+from anchorlora.constraints.recording import inputs_read
 from anchorlora.devices import float64_device, placed
 from anchorlora.errors import InvalidValue
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anchorlora.adapters import AdaptedLayer, Anchor
-    from anchorlora.geometry import GrowingRows
 
 NULL = "null/"  # what begins the names of what `NullStart` remembers
 
@@ -100,25 +99,16 @@ class NullStart(ProtectsPast):
         Raises:
             InvalidValue: The anchor has no `losses`, or they give no example.
         """
-        import torch
+        from anchorlora.geometry import KEPT
 
-        from anchorlora.geometry import KEPT, GrowingRows
-
-        read: dict[str, GrowingRows] = {}
-        with record_examples(anchor, "NullStart") as seen, torch.no_grad():
-            for _ in anchor.losses(self.examples):  # type: ignore[misc]  # `recorded` refuses None
-                for name, x in seen.inputs().items():
-                    read.setdefault(name, GrowingRows(device=x.device)).add(x.float().cpu())
-        if not read:
-            raise InvalidValue("NullStart got no example of the finished task: losses of the anchor gave none")
+        read = inputs_read(anchor, self.examples, "NullStart", lambda _, x: x)
         kept = {name: t for name, t in anchor.past.items() if name.startswith(NULL)}  # also of layers that were not reached
         for name, rows in read.items():
             if NULL + name in kept:
                 rows.add(kept[NULL + name])
             if rows.total > 0.0:
                 spectrum = rows.spectrum(KEPT)
-                energy = spectrum.energy[: spectrum.directions.shape[1]]
-                sizes = (torch.diff(energy, prepend=energy.new_zeros(1)).clamp(min=0) * rows.total).sqrt()
+                sizes = (spectrum.shares.clamp(min=0) * rows.total).sqrt()
                 kept[NULL + name] = (sizes * spectrum.directions).T.float().cpu().contiguous()
         return kept
 
@@ -140,5 +130,4 @@ def _write_unused(layer: AdaptedLayer, inputs: Tensor | None) -> None:
     known = int((sizes > NEGLIGIBLE * sizes[0]).sum()) if len(sizes) else 0
     strong = Subspace(right[: min(known, max(d - rank, 0))].T.contiguous())
     rows = strong.outside(torch.linalg.qr(strong.outside(start).T).Q.T)  # twice: this is where digits are lost
-    A.copy_(placed(rows / (3**0.5 * rows.norm(dim=1, keepdim=True)), A.dtype, A.device))
-    layer.start_rows("A").copy_(A)
+    restart(layer, rows / (3**0.5 * rows.norm(dim=1, keepdim=True)))

@@ -6,7 +6,7 @@ expectation over the model's own answers. Which tokens are answers follows from 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anchorlora.adapters import Anchor
+    from anchorlora.geometry import GrowingRows
 
 Rows = dict[str, tuple["Tensor", "Tensor"]]
 NO_LOGITS = "AnswerSensitivity draws answers from the model's logits"
@@ -36,6 +37,27 @@ def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[tuple
             if of_losses is None:
                 raise InvalidType(f"{NO_LOGITS}: the loss does not depend on them")
             yield len(losses), seen.rows(_of_drawn_answers(logits.detach(), of_losses, draw))
+
+
+def inputs_read(anchor: Anchor, examples: int, who: str, read: Callable[[str, Tensor], Tensor]) -> dict[str, GrowingRows]:
+    """Return what `read` makes of every layer's input rows over examples, by layer; a layer that none reaches is left out."""
+    import torch
+
+    from anchorlora.geometry import GrowingRows
+
+    rows: dict[str, GrowingRows] = {}
+    with record_examples(anchor, who) as seen, torch.no_grad():
+        for _ in anchor.losses(examples):  # type: ignore[misc]  # `record_examples` refuses None
+            for name, x in seen.inputs().items():
+                rows.setdefault(name, GrowingRows(device=x.device)).add(read(name, x).float().cpu())
+    refuse_none(who, rows)
+    return rows
+
+
+def refuse_none(who: str, examples: Any) -> None:
+    """Refuse losses that gave no example."""
+    if not examples:
+        raise InvalidValue(f"{who} got no example of the task: losses of the anchor gave none")
 
 
 def losses_together(anchor: Anchor, examples: int) -> Iterator[Tensor]:

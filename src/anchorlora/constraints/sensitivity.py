@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
-from anchorlora.constraints.recording import answers_drawn
+from anchorlora.constraints.recording import answers_drawn, refuse_none
 from anchorlora.devices import float64_device
 from anchorlora.errors import InvalidValue, UnknownName
 
@@ -108,8 +108,7 @@ class AnswerSensitivity(ProtectsPast):
                 grown[f"{INPUTS}/{name}"].add(g.norm(dim=1, keepdim=True) * x)
                 grown[f"{OUTPUTS}/{name}"].add(g)
             count += several
-        if count == 0:
-            raise InvalidValue("AnswerSensitivity got no example of the finished task: losses of the anchor gave none")
+        refuse_none("AnswerSensitivity", count)
         kept = {}
         for key, gathered in grown.items():
             kind, _, name = key.rpartition("/")

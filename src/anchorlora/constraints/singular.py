@@ -23,10 +23,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
-from anchorlora.constraints.checks import exact_factor, off_core
+from anchorlora.constraints.checks import exact_factor, off_core, on_core, refuse_split, restart
 from anchorlora.constraints.stacks import Stack, outside, stacks_of
 from anchorlora.devices import float64_device, in_float64
-from anchorlora.errors import InvalidType, InvalidValue
+from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,11 +90,7 @@ class _OffSingular(ActiveConstraint):
         for layer in anchor.layers:
             for name in ("A", "B"):
                 exact_factor(layer, name)
-                if layer.is_split(name):
-                    raise InvalidType(
-                        f"{name} at {layer.name} is split over processes, and its columns cannot be projected row by row; "
-                        "keep LoRA factors whole (ignored_params of fully_shard)"
-                    )
+            refuse_split(layer, ("A", "B"), "its columns cannot be projected row by row")
             self.targets.append((layer, directions_of(layer, k)))
         for layer, off in self.targets:
             _enter(layer, off)
@@ -159,8 +155,7 @@ def _enter(layer: AdaptedLayer, off: dict[str, Subspace]) -> None:
     """Move a new block's A, with its start; leave a block that lies off the directions as it is."""
     A = layer.rows("A")
     if not bool(layer.factor("B").any()):
-        A.copy_(_off(A, off["A"], "A"))
-        layer.start_rows("A").copy_(A)
+        restart(layer, _off(A, off["A"], "A"))
     elif sentence := _violation_at(layer, off):
         raise InvalidValue(
             f"{sentence}: this block was trained without ProjectSingular, and moving it now would change the function; "
@@ -179,5 +174,5 @@ def _violation_at(layer: AdaptedLayer, off: dict[str, Subspace]) -> str | None:
         factor = in_float64(layer.rows(name))
         norm, bound = off_core(factor if name == "A" else factor.T, off[name], size=factor)
         if not norm <= bound:
-            return f"{what} at {layer.name} is {norm:.1e}, and rounding explains {bound:.1e} at most"
+            return on_core(what, layer, norm, bound)
     return None

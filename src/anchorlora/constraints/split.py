@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
-from anchorlora.constraints.checks import core_of, exact_factor, off_core, on_core
+from anchorlora.constraints.checks import core_of, exact_factor, off_core, on_core, refuse_split
 from anchorlora.devices import in_float64
-from anchorlora.errors import InvalidType, InvalidValue
+from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
     from anchorlora.adapters import Anchor
@@ -69,11 +69,7 @@ class _Splitting(ActiveConstraint):
         self.targets = []
         for layer in anchor.layers:
             exact_factor(layer, "B")
-            if layer.is_split("A") or layer.is_split("B"):
-                raise InvalidType(
-                    f"the factors at {layer.name} are split over processes, and B cannot be projected row by row of A; "
-                    "keep LoRA factors whole (ignored_params of fully_shard)"
-                )
+            refuse_split(layer, ("A", "B"), "B cannot be projected row by row of A")
             carried = core_of(layer).coordinates(in_float64(layer.start_factor("A")))
             U, S, _ = torch.linalg.svd(carried)
             taken = int((ZERO * S[0] < S).sum()) if bool(S[0] > 0) else 0

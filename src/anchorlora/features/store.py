@@ -227,8 +227,7 @@ class FeatureStore:
             star = spectrum.k_star(energy)
             k = min(max(star or at_most, at_least), at_most, spectrum.directions.shape[1])
             core, broad = (spectrum.leading(n).to(device="cpu") for n in (k, min(wide, spectrum.directions.shape[1])))
-            shares = torch.diff(spectrum.energy[:k].cpu(), prepend=spectrum.energy.new_zeros(1).cpu())
-            decomposed[store] = LayerCore(core, broad, star, spectrum.retained(k), spectrum.rows, shares)
+            decomposed[store] = LayerCore(core, broad, star, spectrum.retained(k), spectrum.rows, spectrum.shares[:k].cpu())
         return {layer: decomposed[store] for layer, store in self.stores.items()}
 
     def cores(self, *, energy: float = 0.93, at_least: int = 4, at_most: int = 20) -> dict[str, Subspace]:

@@ -106,6 +106,11 @@ class Spectrum:
         """
         return min(1.0, float(self.energy[k - 1]))
 
+    @property
+    def shares(self) -> Tensor:
+        """Fraction of the energy on each of the directions, (m,)."""
+        return torch.diff(self.energy[: self.directions.shape[1]], prepend=self.energy.new_zeros(1))
+
     def leading(self, k: int) -> Subspace:
         """Return the span of the first k directions, in float32.
 

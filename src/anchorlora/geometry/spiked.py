@@ -47,9 +47,7 @@ class SpikedCovariance:
         if rows.total == 0.0:
             return cls(torch.zeros(d, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), floor)
         spectrum = rows.spectrum(rank)
-        V = spectrum.directions
-        energy = spectrum.energy[: V.shape[1]]
-        values = torch.diff(energy, prepend=energy.new_zeros(1)).clamp(min=0) * rows.total
+        V, values = spectrum.directions, spectrum.shares.clamp(min=0) * rows.total
         others = d - len(values)
         left = max(0.0, rows.total - float(values.sum()))
         return cls(V, values + floor, floor + left / others if others else floor)
