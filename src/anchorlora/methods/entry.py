@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from anchorlora.methods.base import Method
 
 Scaled = Literal["as declared", "fisher", "sparsity"]
 
@@ -56,3 +59,7 @@ class CatalogEntry:
     choice: Choice | None = None  # when it is the one to take
     default: str = ""  # where `train` takes it if none is named: for a "new block", "beside" an old adapter, at the "same size"
     tunable: Tunable | None = None  # the number that is selected on a holdout
+
+    def of(self, method: Method) -> Method:
+        """Return the method with this entry."""
+        return replace(method, entry=self)
