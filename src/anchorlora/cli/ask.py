@@ -158,12 +158,12 @@ def _form_of_examples(artifact: Artifact) -> Form | None:
 
 def _prompt_ids(text: str, system: str | None, form: Form, tokenizer: Any) -> list[int]:
     """The tokens that a server would give the model."""
-    from anchorlora.data import Encoder, chat_ids
+    from anchorlora.data import Encoder, Sample, chat_ids
     from anchorlora.data.forms.pairs import WITHOUT_INPUT
 
     if form == "chat":
-        before = [] if system is None else [{"role": "system", "content": system}]
-        return chat_ids("the prompt", [*before, {"role": "user", "content": text}], tokenizer, answering=True)
+        before = () if system is None else ({"role": "system", "content": system},)
+        return chat_ids(Sample("the prompt", (*before, {"role": "user", "content": text})), tokenizer, answering=True)
     if system is not None:
         raise InvalidValue("--system needs a chat, and this prompt is given as it stands; write it into the prompt, or add --chat")
     text = WITHOUT_INPUT.format(instruction=text) if form == "instruction" else text

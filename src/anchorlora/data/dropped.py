@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from anchorlora.data.forms.base import SPEAKERS
-from anchorlora.data.templates import ANSWERED, Messages, rendered
+from anchorlora.data.templates import ANSWERED, Messages
 from anchorlora.errors import InvalidValue
 
+Write = Callable[..., str]  # what a chat template writes of messages, see `rendered`
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a message
 PLUMBING = frozenset({"id", "tool_call_id", "type", "index"})  # that tie calls to results, and hold no words
 
@@ -19,7 +20,7 @@ def refuse_dropped(
     place: str,
     messages: Messages,
     text: str,
-    tokenizer: Any,
+    write: Write,
     tools: Sequence[Mapping[str, Any]],
     *,
     whole: str,
@@ -30,7 +31,7 @@ def refuse_dropped(
     def same(*changed: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = tools) -> bool:
         """Whether the template writes other messages as it writes these."""
         try:
-            return rendered(place, changed, tokenizer, tools=tools) == whole
+            return write(changed, tools=tools) == whole
         except InvalidValue:
             return False
 

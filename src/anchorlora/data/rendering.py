@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from anchorlora.data.dropped import THOUGHTS, refuse_dropped
+from anchorlora.data.dropped import THOUGHTS, Write, refuse_dropped
+from anchorlora.data.prompts import Encoder
+from anchorlora.data.samples import Example, Sample
 from anchorlora.data.templates import ANSWERED, ASKED, Messages, rendered
 from anchorlora.errors import InvalidValue
 
@@ -55,76 +56,61 @@ class Turn:
     split: str = ""  # how the prompt's own tokens differ from those before the answer, a key of `SPLIT`; "" where they are the same
 
 
-def chat_ids(
-    place: str,
-    messages: Messages,
-    tokenizer: Any,
-    *,
-    answering: bool = False,
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> list[int]:
+def chat_ids(sample: Sample, tokenizer: Any, *, answering: bool = False) -> list[int]:
     """Return the tokens of a chat, as the tokenizer's chat template renders it."""
-    text = rendered(place, messages, tokenizer, asking=answering, tools=tools)
-    whole = rendered(place, messages, tokenizer, tools=tools) if answering else text
-    refuse_dropped(place, messages, text, tokenizer, tools, whole=whole)
+    assert not isinstance(sample.content, str)
+    write = partial(rendered, sample.place, tokenizer=tokenizer, tools=sample.tools)
+    text = write(sample.content, asking=answering)
+    whole = write(sample.content) if answering else text
+    refuse_dropped(sample.place, sample.content, text, write, sample.tools, whole=whole)
     return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
 
-def chat_turn(
-    place: str,
-    messages: Messages,
-    reply: Mapping[str, Any],
-    tokenizer: Any,
-    *,
-    stops: frozenset[int],
-    end: int,
-    tools: Sequence[Mapping[str, Any]] = (),
-    continued: int = 0,
-    learned: Collection[int] = (),
-    most: int = sys.maxsize,
-) -> Turn:
+def chat_turn(example: Example, encoder: Encoder) -> Turn:
     """Return the assistant's answer to a chat as tokens, after the prompt that a server would give."""
-    prompt = rendered(place, messages, tokenizer, asking=True, tools=tools)
-    whole = rendered(place, [*messages, reply], tokenizer, tools=tools)
-    text, prompt = _joined(place, prompt, whole, reply, tokenizer)
-    boundary, content = len(prompt), _words(str(reply["content"]), tokenizer)
-    start = _start(place, text, boundary, content, [*messages, reply], tokenizer, tools)
-    refuse_dropped(place, [*messages, reply], text, tokenizer, tools, whole=whole, learned=learned)
-    if continued:
-        boundary = text.index(str(reply["content"])[:continued], start) + continued
-        start = boundary
-    ids, offsets, lost = _tokens(text, prompt if not continued else text[:boundary], tokenizer, special=False)
-    first = _first_after(offsets, boundary)
-    while first < len(ids) and offsets[first][0] < boundary and ids[first] in tokenizer.get_added_vocab().values():
+    place, tokenizer, stops = example.place, encoder.tokenizer, encoder.stops
+    reply = example.reply or {"role": "assistant", "content": example.label}
+    messages = [*example.messages, reply]
+    write = partial(rendered, place, tokenizer=tokenizer, tools=example.tools)
+    prompt, whole, content = write(example.messages, asking=True), write(messages), str(reply["content"])
+    text, prompt = _joined(place, prompt, whole, reply)
+    boundary = len(prompt)
+    start = _start(write, text, boundary, _words(content, tokenizer), messages)
+    refuse_dropped(place, messages, text, write, example.tools, whole=whole, learned=example.learned)
+    if example.continued:
+        boundary = start = text.index(content[: example.continued], start) + example.continued
+    read = _Reading.of(place, text, boundary, tokenizer, special=False)
+    first = read.first
+    while first < len(read.ids) and read.offsets[first][0] < boundary and read.ids[first] in tokenizer.get_added_vocab().values():
         first += 1  # a token of the template that takes the blanks after it
-    answer = _stopped(place, ids[first:], tokenizer, stops, end)
-    lead = _decoded(tokenizer, ids[first : _first_after(offsets, start)])
-    head = _first_after(offsets, _head(place, text, messages, tokenizer, tools)) if len(ids) > most else 0
+    answer = _stopped(place, read.ids[first:], encoder)
+    lead = _decoded(tokenizer, read.ids[first : _first_after(read.offsets, start)])
+    too_long = len(read.ids) > encoder.max_tokens
+    head = _first_after(read.offsets, _head(write, text, example.messages)) if too_long else 0
     label = without_lead(_decoded(tokenizer, answer[:-1] if answer[-1] in stops else answer), lead)
-    unknown = _unknown(place, text, boundary, ids, offsets, lost, first + len(answer), tokenizer, own=reply)
-    split = _split(text, boundary, ids, offsets, first, tokenizer, special=False)
-    if split and split != "white" and not continued:
+    unknown, split = read.unknown(first + len(answer), own=reply), read.split(first)
+    if split and split != "white" and not example.continued:
         split = "template"
-    return Turn(text[:boundary], tuple(ids[:first]), answer, head, lead.strip(), label, unknown, split)
+    return Turn(text[:boundary], tuple(read.ids[:first]), answer, head, lead.strip(), label, unknown, split)
 
 
-def text_turn(place: str, prompt: str, answer: str, tokenizer: Any, *, stops: frozenset[int], end: int) -> Turn:
+def text_turn(example: Example, encoder: Encoder) -> Turn:
     """Return prompt and answer as tokens, as they stand, with the tokenizer's own beginning and one end."""
-    ids, offsets, lost = _tokens(prompt + answer, prompt, tokenizer, special=True)
+    prompt, answer, tokenizer, end = example.sentence, example.label, encoder.tokenizer, encoder.end
+    read = _Reading.of(example.place, prompt + answer, len(prompt), tokenizer, special=True)
+    ids, offsets = read.ids, read.offsets
     while len(ids) > 1 and ids[-1] == end and offsets[-1][0] == offsets[-1][1]:
-        ids, offsets = ids[:-1], offsets[:-1]  # some tokenizers end what they read
+        del ids[-1], offsets[-1]  # some tokenizers end what they read
     if not prompt:  # plain text may hold the ends of documents
-        _unknown(place, answer, 0, ids, offsets, lost, len(ids) + 1, tokenizer, own=answer)
+        read.unknown(len(ids) + 1, own=answer)
         ids = ids if ids and ids[-1] == end else [*ids, end]
         kept = 1 if len(ids) > 1 else 0
         return Turn("", tuple(ids[:kept]), tuple(ids[kept:]), 0, "", answer)
-    first = _first_after(offsets, len(prompt))
-    said = _stopped(place, ids[first:], tokenizer, stops, end)
+    first = read.first
+    said = _stopped(example.place, ids[first:], encoder)
     head = next((i for i, (a, b) in enumerate(offsets) if a != b), 0)
-    label = _decoded(tokenizer, said[:-1] if said[-1] in stops else said).strip()
-    unknown = _unknown(place, prompt + answer, len(prompt), ids, offsets, lost, first + len(said), tokenizer, own=answer)
-    split = _split(prompt + answer, len(prompt), ids, offsets, first, tokenizer, special=True)
-    return Turn(prompt, tuple(ids[:first]), said, head, "", label, unknown, split)
+    label = _decoded(tokenizer, said[:-1] if said[-1] in encoder.stops else said).strip()
+    return Turn(prompt, tuple(ids[:first]), said, head, "", label, read.unknown(first + len(said), own=answer), read.split(first))
 
 
 def without_lead(text: str, lead: str) -> str:
@@ -138,7 +124,7 @@ def without_lead(text: str, lead: str) -> str:
     return text.rpartition(closed[0].strip())[2].strip() if closed else text
 
 
-def _joined(place: str, prompt: str, whole: str, reply: Mapping[str, Any], tokenizer: Any) -> tuple[str, str]:
+def _joined(place: str, prompt: str, whole: str, reply: Mapping[str, Any]) -> tuple[str, str]:
     """The text of an answered chat that begins with what a server would give, and the latter."""
     if whole.startswith(prompt):
         return whole, prompt
@@ -167,18 +153,10 @@ def _words(content: str, tokenizer: Any) -> str:
     return content.strip()
 
 
-def _start(
-    place: str,
-    text: str,
-    boundary: int,
-    content: str,
-    messages: Messages,
-    tokenizer: Any,
-    tools: Sequence[Mapping[str, Any]],
-) -> int:
+def _start(write: Write, text: str, boundary: int, content: str, messages: Messages) -> int:
     """Where the answer's own words begin in a text: before what the template writes after any words, and as long as they are."""
     try:
-        marked = rendered(place, [*messages[:-1], {**messages[-1], "content": ANSWERED}], tokenizer, tools=tools)
+        marked = write([*messages[:-1], {**messages[-1], "content": ANSWERED}])
     except InvalidValue:
         return max(text.rfind(content, boundary), boundary)
     before, _, tail = marked.rpartition(ANSWERED)
@@ -190,108 +168,104 @@ def _start(
     return boundary + len(lead) if text.startswith(lead, boundary) else boundary
 
 
-def _tokens(text: str, prompt: str, tokenizer: Any, *, special: bool) -> tuple[list[int], list[tuple[int, int]], list[int]]:
-    """The tokens of a text, where each begins and ends, and places of which the tokenizer makes nothing.
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """A text as a tokenizer reads it, of which the prompt ends at a boundary."""
 
-    Without a fast tokenizer, tokens are those of the prompt and of the rest.
-    """
-    if getattr(tokenizer, "is_fast", False):
-        read = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
-        ids, offsets = list(read.input_ids), [(int(a), int(b)) for a, b in read.offset_mapping]
-        lost = _left_out(text, ids, offsets, tokenizer)
-        if lost:  # offsets count as if what is left out had never been there
-            gone = set(lost)
-            there = [at for at in range(len(text)) if at not in gone]
-            rest = "".join(text[at] for at in there)
-            read = tokenizer(rest, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
-            if list(read.input_ids) == ids:
-                offsets = [(there[a], there[b - 1] + 1) if a < b else (0, 0) for a, b in read.offset_mapping]
-        return ids, offsets, lost
-    ids = list(tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
-    before = list(tokenizer(prompt, add_special_tokens=special, verbose=False).input_ids)
-    while before and before != ids[: len(before)]:
-        before.pop()
-    within = [(0, 0) if i == 0 and special and before[:1] == ids[:1] else (0, len(prompt)) for i in range(len(before))]
-    return ids, within + [(len(prompt), len(text))] * (len(ids) - len(before)), []
+    place: str
+    text: str
+    boundary: int
+    tokenizer: Any
+    special: bool  # whether the tokenizer adds its own beginning
+    ids: list[int]
+    offsets: list[tuple[int, int]]  # where each token begins and ends
+    lost: list[int]  # places of which the tokenizer makes nothing
 
+    @classmethod
+    def of(cls, place: str, text: str, boundary: int, tokenizer: Any, *, special: bool) -> _Reading:
+        """Tokenize a text. Without a fast tokenizer, tokens are those of the prompt and of the rest."""
+        if getattr(tokenizer, "is_fast", False):
+            read = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+            ids, offsets = list(read.input_ids), [(int(a), int(b)) for a, b in read.offset_mapping]
+            lost = _left_out(text, ids, offsets, tokenizer)
+            if lost:  # offsets count as if what is left out had never been there
+                gone = set(lost)
+                there = [at for at in range(len(text)) if at not in gone]
+                rest = "".join(text[at] for at in there)
+                read = tokenizer(rest, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+                if list(read.input_ids) == ids:
+                    offsets = [(there[a], there[b - 1] + 1) if a < b else (0, 0) for a, b in read.offset_mapping]
+            return cls(place, text, boundary, tokenizer, special, ids, offsets, lost)
+        ids = list(tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
+        before = list(tokenizer(text[:boundary], add_special_tokens=special, verbose=False).input_ids)
+        while before and before != ids[: len(before)]:
+            before.pop()
+        within = [(0, 0) if i == 0 and special and before[:1] == ids[:1] else (0, boundary) for i in range(len(before))]
+        offsets = within + [(boundary, len(text))] * (len(ids) - len(before))
+        return cls(place, text, boundary, tokenizer, special, ids, offsets, [])
 
-def _split(
-    text: str,
-    boundary: int,
-    ids: Sequence[int],
-    offsets: Sequence[tuple[int, int]],
-    first: int,
-    tokenizer: Any,
-    *,
-    special: bool,
-) -> str:
-    """How the tokens before an answer differ from those of the prompt alone, as a server reads it: a key of `SPLIT`, or "".
+    @property
+    def first(self) -> int:
+        """Index of the first token after the prompt."""
+        return _first_after(self.offsets, self.boundary)
 
-    A prompt that is not cut within a token is read as it is before the answer, so it is not tokenized again.
-    """
-    if first >= len(ids):
-        return ""
-    begin = offsets[first][0] if offsets[first][0] < boundary else max((stop for _, stop in offsets[:first]), default=0)
-    taken = text[begin:boundary]
-    if not taken:
-        return ""
-    alone = list(tokenizer(text[:boundary], add_special_tokens=special, verbose=False).input_ids)
-    before = list(ids[:first])
-    for each in (alone, before):  # some tokenizers end what they read
-        while each and each[-1] == tokenizer.eos_token_id:
-            each.pop()
-    if alone == before:  # what no token stands for, such as white space that is left out
-        return ""
-    if text[boundary : boundary + 1].isspace():
-        return "white"
-    return "blank" if taken.isspace() else "word"
+    def split(self, first: int) -> str:
+        """How the tokens before an answer differ from those of the prompt alone, as a server reads it: a key of `SPLIT`, or "".
 
+        A prompt that is not cut within a token is read as it is before the answer, so it is not tokenized again.
+        """
+        text, boundary, offsets = self.text, self.boundary, self.offsets
+        if first >= len(self.ids):
+            return ""
+        begin = offsets[first][0] if offsets[first][0] < boundary else max((stop for _, stop in offsets[:first]), default=0)
+        taken = text[begin:boundary]
+        if not taken:
+            return ""
+        alone = list(self.tokenizer(text[:boundary], add_special_tokens=self.special, verbose=False).input_ids)
+        before = self.ids[:first]
+        for each in (alone, before):  # some tokenizers end what they read
+            while each and each[-1] == self.tokenizer.eos_token_id:
+                each.pop()
+        if alone == before:  # what no token stands for, such as white space that is left out
+            return ""
+        if text[boundary : boundary + 1].isspace():
+            return "white"
+        return "blank" if taken.isspace() else "word"
 
-def _unknown(
-    place: str,
-    text: str,
-    boundary: int,
-    ids: Sequence[int],
-    offsets: Sequence[tuple[int, int]],
-    lost: Sequence[int],
-    last: int,
-    tokenizer: Any,
-    *,
-    own: str | Mapping[str, Any],
-) -> tuple[str, ...]:
-    """Parts of a prompt, and of what the template writes, that the tokenizer does not know; those of an answer are refused."""
-    end = offsets[last - 1][0] if last <= len(offsets) else len(text)
-    given: dict[str, None] = {}
-    for begin, stop in [*_unread(text, ids, offsets, tokenizer), *((at, at + 1) for at in lost)]:
-        if asked := _visible(text[begin : min(stop, boundary)]):
-            given[asked] = None
-        said = _visible(text[max(begin, boundary) : min(stop, end)])
-        if not said:
-            continue
-        words = own if isinstance(own, str) else json.dumps(own, ensure_ascii=False, default=str)
-        if not any(character in words for character in said):
-            given[said] = None
-            continue
-        raise InvalidValue(
-            f"{place}: the answer holds {said[:20]!r}, which the tokenizer does not know, so it would not be learned; write it "
-            "in other characters, leave the row out, or take a model whose tokenizer knows it"
-        )
-    return tuple(given)
+    def unknown(self, last: int, *, own: str | Mapping[str, Any]) -> tuple[str, ...]:
+        """Parts of a prompt, and of what the template writes, that the tokenizer does not know; those of an answer are refused."""
+        end = self.offsets[last - 1][0] if last <= len(self.offsets) else len(self.text)
+        given: dict[str, None] = {}
+        for begin, stop in [*self._unread(), *((at, at + 1) for at in self.lost)]:
+            if asked := _visible(self.text[begin : min(stop, self.boundary)]):
+                given[asked] = None
+            said = _visible(self.text[max(begin, self.boundary) : min(stop, end)])
+            if not said:
+                continue
+            words = own if isinstance(own, str) else json.dumps(own, ensure_ascii=False, default=str)
+            if not any(character in words for character in said):
+                given[said] = None
+                continue
+            raise InvalidValue(
+                f"{self.place}: the answer holds {said[:20]!r}, which the tokenizer does not know, so it would not be learned; "
+                "write it in other characters, leave the row out, or take a model whose tokenizer knows it"
+            )
+        return tuple(given)
 
-
-def _unread(text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], tokenizer: Any) -> Iterator[tuple[int, int]]:
-    """Where a text is read as the unknown token."""
-    known = {tokenizer.eos_token_id, tokenizer.bos_token_id}  # as GPT-2's unknown token, which knows every byte
-    unknown = {tokenizer.unk_token_id, _unknown_of_model(tokenizer)} - known
-    if not getattr(tokenizer, "is_fast", False):
-        if not unknown.isdisjoint(ids):
-            for place, character in enumerate(text):
-                if not unknown.isdisjoint(tokenizer(character, add_special_tokens=False, verbose=False).input_ids):
-                    yield place, place + 1
-        return
-    for token, (begin, stop) in zip(ids, offsets, strict=True):
-        if token in unknown and text[begin:stop].strip() != tokenizer.convert_ids_to_tokens(token):
-            yield begin, stop
+    def _unread(self) -> Iterator[tuple[int, int]]:
+        """Where the text is read as the unknown token."""
+        tokenizer = self.tokenizer
+        known = {tokenizer.eos_token_id, tokenizer.bos_token_id}  # as GPT-2's unknown token, which knows every byte
+        unknown = {tokenizer.unk_token_id, _unknown_of_model(tokenizer)} - known
+        if not getattr(tokenizer, "is_fast", False):
+            if not unknown.isdisjoint(self.ids):
+                for place, character in enumerate(self.text):
+                    if not unknown.isdisjoint(tokenizer(character, add_special_tokens=False, verbose=False).input_ids):
+                        yield place, place + 1
+            return
+        for token, (begin, stop) in zip(self.ids, self.offsets, strict=True):
+            if token in unknown and self.text[begin:stop].strip() != tokenizer.convert_ids_to_tokens(token):
+                yield begin, stop
 
 
 @lru_cache(maxsize=4)
@@ -340,11 +314,12 @@ def _first_after(offsets: Sequence[tuple[int, int]], boundary: int) -> int:
     return next((i for i, (_, b) in enumerate(offsets) if b > boundary), len(offsets))
 
 
-def _stopped(place: str, ids: Sequence[int], tokenizer: Any, stops: frozenset[int], end: int) -> tuple[int, ...]:
+def _stopped(place: str, ids: Sequence[int], encoder: Encoder) -> tuple[int, ...]:
     """An answer's tokens up to its stop, which follows where there is none."""
+    tokenizer, stops = encoder.tokenizer, encoder.stops
     at = next((i for i, token in enumerate(ids) if token in stops), None)
     if at is None:
-        return (*ids, end)
+        return (*ids, encoder.end)
     if any(token not in stops and tokenizer.decode([token]).strip() for token in ids[at + 1 :]):
         raise InvalidValue(
             f"{place}: the answer holds {tokenizer.decode([ids[at]])!r}, at which every server stops, so what follows would never "
@@ -357,14 +332,14 @@ def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-def _head(place: str, text: str, messages: Messages, tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> int:
+def _head(write: Write, text: str, messages: Messages) -> int:
     """Where the words of the first message that is not the system's begin."""
     first = next((i for i, message in enumerate(messages) if message["role"] != "system"), None)
     if first is None:
         return 0
     other = [*messages[:first], {**messages[first], "content": ASKED}, *messages[first + 1 :]]
     try:
-        head = rendered(place, other, tokenizer, asking=True, tools=tools).partition(ASKED)[0]
+        head = write(other, asking=True).partition(ASKED)[0]
     except InvalidValue:
         return 0
     return next((i for i, (ours, theirs) in enumerate(zip(head, text, strict=False)) if ours != theirs), min(len(head), len(text)))

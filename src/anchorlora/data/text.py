@@ -77,27 +77,15 @@ class TextTask:
 
 def turn_of(example: Example, encoder: Encoder) -> Turn:
     """Return an example as tokens, whole; a prompt has at least one."""
-    tokenizer, stops, end = encoder.tokenizer, encoder.stops, encoder.end
+    tokenizer = encoder.tokenizer
     if example.ids is not None:
         prompt, answer = example.ids
         stopped = answer[:-1] if answer and answer[-1] in encoder.stops else answer
         text = str(tokenizer.decode(list(prompt), skip_special_tokens=False))
         return Turn(text, prompt, answer, label=str(tokenizer.decode(list(stopped), skip_special_tokens=True)).strip())
     if example.messages and (tokenizer.chat_template or not example.sentence):
-        reply = example.reply or {"role": "assistant", "content": example.label}
-        return chat_turn(
-            example.place,
-            example.messages,
-            reply,
-            tokenizer,
-            stops=stops,
-            end=end,
-            tools=example.tools,
-            continued=example.continued,
-            learned=example.learned,
-            most=encoder.max_tokens,
-        )
-    return text_turn(example.place, example.sentence, example.label, tokenizer, stops=stops, end=end)
+        return chat_turn(example, encoder)
+    return text_turn(example, encoder)
 
 
 def _too_long(place: str, tokens: int, most: int) -> InvalidValue:
@@ -164,7 +152,7 @@ def token_ids(samples: Iterable[Sample], tokenizer: Any, *, max_tokens: int, end
                 sequences.pop()
             sequences.append(ids)
         if not sequences and sample.weight and not isinstance(sample.content, str):  # nothing of it is an answer
-            sequences = [tuple(chat_ids(sample.place, sample.content, tokenizer, tools=sample.tools)[:max_tokens])]
+            sequences = [tuple(chat_ids(sample, tokenizer)[:max_tokens])]
         yield from map(list, sequences)
 
 
