@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anchorlora.cli.console import err, example
+from anchorlora.cli.console import count_option, err, example
 from anchorlora.errors import InvalidValue
 from anchorlora.store.json import loads
 from anchorlora.text import shown
@@ -27,9 +27,7 @@ Form = Literal["chat", "instruction", "plain"]
 @click.argument("prompt")
 @click.option("--without", is_flag=True, help="Also print the answer without the adapter.")
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.  [default: none]")
-@click.option(
-    "--max-new-tokens", type=click.IntRange(min=1), metavar="N", default=256, show_default=True, help="Longest answer, in tokens."
-)
+@count_option("--max-new-tokens", default=256, show_default=True, help="Longest answer, in tokens.")
 @click.option(
     "--chat/--plain",
     default=None,

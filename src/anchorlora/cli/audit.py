@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from anchorlora.cli.check import LABELS
-from anchorlora.cli.console import example, fitted, out, print_json
+from anchorlora.cli.console import count_option, example, fitted, out, path_option, print_json
 from anchorlora.errors import Failed
 
 NUMBERS = {"d_eff": "|ΔW|", "rho": "rho", "bound": "tolerance", "chance": "chance"}
@@ -22,18 +22,11 @@ PROTECTED = ("preserved", "unmoved")
 )
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
-@click.option("--cores", type=click.Path(path_type=Path), help="Protected directions: a cores.safetensors file of a run.")
-@click.option(
-    "--data", type=click.Path(path_type=Path), help="Protected directions: cores of the features that BEFORE computes on this text."
-)
-@click.option(
-    "--weights",
-    type=click.IntRange(min=1),
-    metavar="K",
-    help="Protected directions: the K leading singular vectors of each weight.",
-)
+@path_option("--cores", help="Protected directions: a cores.safetensors file of a run.")
+@path_option("--data", help="Protected directions: cores of the features that BEFORE computes on this text.")
+@count_option("--weights", metavar="K", help="Protected directions: the K leading singular vectors of each weight.")
 @click.option("--model", help="Base model for --weights and --data on adapters.  [default: the one that the adapter names]")
-@click.option("--html", type=click.Path(path_type=Path), help="Also write the audit as one HTML page.")
+@path_option("--html", help="Also write the audit as one HTML page.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--fail-if-unprotected", is_flag=True, help="Exit with status 1 unless the protected directions are preserved.")
 def audit(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.console import example, fitted, out, print_json
+from anchorlora.cli.console import example, fitted, out, path_option, print_json
 from anchorlora.cli.options import methods_beginning
 from anchorlora.errors import Failed
 
@@ -71,7 +71,7 @@ def verdict(row: list[Any]) -> str:
 )
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
-@click.option("--cores", required=True, type=click.Path(path_type=Path), help="A cores.safetensors file from a run.")
+@path_option("--cores", required=True, help="A cores.safetensors file from a run.")
 @click.option("--data", metavar="OLD", help="Old text: also measure the loss on it, before and after.")
 @click.option("--model", help="With --data: the base model, if it is not the one that AFTER names.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every layer.")

@@ -11,9 +11,12 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 from rich.console import Console
 
 from anchorlora.text import shown
@@ -76,6 +79,11 @@ def libraries_in_words() -> Iterator[None]:
 
 out = Terminal()
 err = Terminal(stderr=True)
+
+
+count_option = partial(click.option, type=click.IntRange(min=1), metavar="N")
+above_zero_option = partial(click.option, type=click.FloatRange(min=0, min_open=True))
+path_option = partial(click.option, type=click.Path(path_type=Path))
 
 
 def example(line: str) -> str:

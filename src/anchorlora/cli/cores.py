@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.console import example, fitted, out, print_json
+from anchorlora.cli.console import count_option, example, fitted, out, path_option, print_json
 from anchorlora.cli.options import ReadsRows
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import InvalidValue
@@ -15,8 +15,6 @@ from anchorlora.recipes import protocol
 
 if TYPE_CHECKING:
     from anchorlora.models.cores_from_text import MadeCores
-
-COUNT = click.IntRange(min=1)
 
 
 @click.command(
@@ -26,23 +24,16 @@ COUNT = click.IntRange(min=1)
 )
 @click.argument("model")
 @click.argument("adapter_data", metavar="[ADAPTER] [DATA]", nargs=-1)
-@click.option("--self", "own", type=COUNT, metavar="N", help="Instead of DATA: N texts that the model writes itself.")
+@count_option("--self", "own", help="Instead of DATA: N texts that the model writes itself.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of those texts.")
 @click.option("--targets", metavar="NAMES", help="Without ADAPTER: modules by name, or all-linear.  [default: the usual ones]")
-@click.option("--out", "file", required=True, type=click.Path(path_type=Path), help="The file to write.")
+@path_option("--out", "file", required=True, help="The file to write.")
 @click.option(
     "--columns", "column", metavar="NAMES", help="The columns to read, comma-separated and in this order; or prompt=MINE,.."
 )
-@click.option("--limit", type=COUNT, metavar="N", help="Read only the first N examples.")
-@click.option(
-    "--max-tokens",
-    type=COUNT,
-    metavar="N",
-    default=protocol.MAX_TOKENS,
-    show_default=True,
-    help="Read only the first N tokens of each example.",
-)
-@click.option("--rows", type=COUNT, metavar="N", default=protocol.ROWS, show_default=True, help="Feature rows per layer input.")
+@count_option("--limit", help="Read only the first N examples.")
+@count_option("--max-tokens", default=protocol.MAX_TOKENS, show_default=True, help="Read only the first N tokens of each example.")
+@count_option("--rows", default=protocol.ROWS, show_default=True, help="Feature rows per layer input.")
 @click.option("--spread", is_flag=True, help="Sample rows from the whole text.  [default: its first tokens, as in the paper]")
 @click.option(
     "--energy",
@@ -52,12 +43,8 @@ COUNT = click.IntRange(min=1)
     show_default=True,
     help="Share of the rows' energy (squared singular values) that a core retains.",
 )
-@click.option(
-    "--at-least", type=COUNT, metavar="N", default=protocol.AT_LEAST, show_default=True, help="Minimum directions per core."
-)
-@click.option(
-    "--at-most", type=COUNT, metavar="N", default=protocol.AT_MOST, show_default=True, help="Maximum directions per core."
-)
+@count_option("--at-least", default=protocol.AT_LEAST, show_default=True, help="Minimum directions per core.")
+@count_option("--at-most", default=protocol.AT_MOST, show_default=True, help="Maximum directions per core.")
 @click.option("--device", default="auto", show_default=True, help="A torch device; auto: an accelerator, if available.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def cores(

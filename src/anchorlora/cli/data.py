@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import example, out, print_json
+from anchorlora.cli.console import example, out, path_option, print_json
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.data.importing import agrees, import_benchmark, verify_benchmark
 from anchorlora.errors import Failed, InvalidValue
@@ -20,7 +20,7 @@ def data() -> None:
 
 @data.command("import", epilog=example("anchorlora data import CL_Benchmark --out data/benchmark"))
 @click.argument("source")
-@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder to write.")
+@path_option("--out", "to", required=True, help="The folder to write.")
 def import_(source: str, to: Path) -> None:
     """Copy a benchmark, check its files and labels, and write MANIFEST.json.
 

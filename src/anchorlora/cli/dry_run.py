@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from anchorlora import embedded
-from anchorlora.cli.console import wrapped
+from anchorlora.cli.console import above_zero_option, wrapped
 from anchorlora.config import Recipe, RunConfig
 from anchorlora.data import Encoder, TaskSource
 from anchorlora.methods import Method
@@ -24,9 +24,8 @@ def _finite(ctx: click.Context, option: click.Parameter, rate: float | None) -> 
     return rate
 
 
-flops_option = click.option(
+flops_option = above_zero_option(
     "--flops",
-    type=click.FloatRange(min=0, min_open=True),
     callback=_finite,
     metavar="RATE",
     help="With --dry-run: floating-point operations per second to expect, such as 400e12.  [default: measured, under a second]",

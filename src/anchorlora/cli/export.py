@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anchorlora.cli.console import example, fitted, out
+from anchorlora.cli.console import count_option, example, fitted, out, path_option
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.store.export import FORMS
 from anchorlora.text import shown
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @click.command(epilog=example("anchorlora export runs/new --out out/adapter"))
 @click.argument("folder", metavar="RUN_OR_TASK_DIR", type=click.Path(path_type=Path))
-@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder to write; it must not exist.")
+@path_option("--out", "to", required=True, help="The folder to write; it must not exist.")
 @click.option("--form", type=click.Choice(FORMS), default="cat", show_default=True, help="The form to write.")
-@click.option("--rank", type=click.IntRange(min=1), metavar="R", help="The rank to reduce to; svd only.")
+@count_option("--rank", metavar="R", help="The rank to reduce to; svd only.")
 @click.option("--scale", type=float, default=1.0, show_default=True, help="What the last task's change is multiplied by.")
 @click.option(
     "--dtype",

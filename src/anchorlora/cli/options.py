@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from anchorlora.cli.console import count_option
 from anchorlora.config import ALL_LINEAR, FOREIGN, Adapter, Recipe, Training
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.recipes import protocol
@@ -90,13 +91,12 @@ data = click.option(
     "--data",
     help="A folder in CL_Benchmark, TRACE, SAPT, or LLaMA-Factory layout, or a YAML list of files.  [default: the recipe's]",
 )
-settings = click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="Set a field of the recipe, or a number of the method (RoutingOverlap.strength=0.05); may be repeated.",
-)
+
+
+def settings_option(number: str) -> Callable[[Callable], Callable]:
+    """Return --set, with an example of a number of a method in its help."""
+    words = f"Set a field of the recipe, or a number of the method ({number}); may be repeated."
+    return click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help=words)
 
 
 def _trackers(context: click.Context, option: click.Parameter, names: str | None) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ seeds = click.option("--seeds", default=",".join(map(str, protocol.SEEDS)), show
 
 def recipe_options(command: Callable) -> Callable:
     """Add --model, --data, and --set."""
-    return model(data(settings(command)))
+    return model(data(settings_option("RoutingOverlap.strength=0.05")(command)))
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,8 @@ def conduct_options(command: Callable | None = None, *, together: bool = False) 
         show_default=True,
         help="Optimizer steps between saves within a task; 0: save within a task only when interrupted.",
     )
-    @click.option(
+    @count_option(
         "--check-every",
-        type=click.IntRange(min=1),
-        metavar="N",
         default=CHECK_EVERY,
         show_default=True,
         help="Optimizer steps between checks that protection holds; each task is also checked after its second and last step.",

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.console import err, example, out, titled
+from anchorlora.cli.console import err, example, out, path_option, titled
 from anchorlora.cli.dry_run import flops_option, preview
 from anchorlora.cli.options import (
     Conduct,
@@ -36,9 +36,9 @@ from anchorlora.text import shown
 @click.option("--method", shell_complete=methods_beginning, help="A method (see `anchorlora methods`), or file.py:variable.")
 @click.option("--order", help="order1, order2, order3, or comma-separated tasks.  [default: order1; for your own files: all tasks]")
 @click.option("--seed", type=int, help="The paper uses 38, 42, and 2026.  [default: 42]")
-@click.option("--out", "to", type=click.Path(path_type=Path), help="The run directory.")
+@path_option("--out", "to", help="The run directory.")
 @recipe_options
-@click.option("--selection", type=click.Path(path_type=Path), help="A selection.json; the method uses the value chosen there.")
+@path_option("--selection", help="A selection.json; the method uses the value chosen there.")
 @track
 @conduct_options(together=True)
 @click.option(

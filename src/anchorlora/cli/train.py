@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.console import err, example, fitted, out, print_json
-from anchorlora.cli.options import Conduct, ReadsRows, conduct_options, methods_beginning, track
+from anchorlora.cli.console import above_zero_option, count_option, err, example, fitted, out, path_option, print_json
+from anchorlora.cli.options import Conduct, ReadsRows, conduct_options, methods_beginning, settings_option, track
 
 if TYPE_CHECKING:
     from anchorlora.train.answers import Answers
@@ -43,12 +43,11 @@ class Train(ReadsRows):
     help="self (what the model writes itself), a file of old text, or an earlier --out; may be repeated.",
 )
 @click.option("--after", metavar="RUN", help="Continue from an earlier --out: train from its adapter, and keep all that it keeps.")
-@click.option("--out", "to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The run directory.")
+@path_option("--out", "to", required=True, metavar="DIR", help="The run directory.")
 @click.option("--same-size", is_flag=True, help="The adapter does not grow: the old one is trained further, or folded.")
 @click.option("--compare", is_flag=True, help="Train without protection as well, for comparison.")
-@click.option(
+@above_zero_option(
     "--budget",
-    type=click.FloatRange(min=0, min_open=True),
     metavar="LOSS",
     help="Scale what is learned until kept text loses no more than this, per token; 0.05 is a start.  [default: none]",
 )
@@ -82,29 +81,13 @@ class Train(ReadsRows):
     show_default=True,
     help="The largest drop of answers with which the verdict calls something kept.",
 )
-@click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="Passes over the examples.  [default: 2]")
-@click.option(
-    "--learning-rate",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="X",
-    help="The highest learning rate of the schedule.  [default: 0.0005]",
-)
-@click.option(
-    "--rank",
-    type=click.IntRange(min=1),
-    metavar="R",
-    help="Rank of the new block; alpha stays 32 (--set alpha=N).  [default: 16]",
-)
+@count_option("--epochs", help="Passes over the examples.  [default: 2]")
+@above_zero_option("--learning-rate", metavar="X", help="The highest learning rate of the schedule.  [default: 0.0005]")
+@count_option("--rank", metavar="R", help="Rank of the new block; alpha stays 32 (--set alpha=N).  [default: 16]")
 @click.option("--max-length", type=click.IntRange(min=2), metavar="N", help="Tokens of prompt and answer at most.  [default: 1024]")
 @click.option("--targets", metavar="NAMES", help="Modules by name, or all-linear.  [default: all-linear]")
 @click.option("--seed", type=int, metavar="N", default=42, show_default=True, help="Seed for everything random.")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="Set a field of the recipe, or a number of the method (FoldedPerTask.rank=48); may be repeated.",
-)
+@settings_option("FoldedPerTask.rank=48")
 @track
 @conduct_options
 @click.option("--dry-run", is_flag=True, help="Write nothing; print rows, steps, memory, and minutes as measured on this machine.")
