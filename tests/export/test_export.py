@@ -21,9 +21,8 @@ from anchorlora.adapters import AdapterStack, read_adapter, write_adapter
 from anchorlora.adapters.files import fitted
 from anchorlora.errors import InvalidValue
 from anchorlora.export.export import Request, export, logits_of
-from anchorlora.export.scale import scaled_change
 from anchorlora.export.source import export_source
-from anchorlora.geometry import Factors
+from anchorlora.geometry import Factors, scaled_change
 from anchorlora.store.export import read_export
 
 EPS = torch.finfo(torch.float32).eps

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import oracle
 from anchorlora import METHODS, Subspace
 from anchorlora.geometry import Factors, singular_directions
-from anchorlora.measurement.advice import advice, verdict
 from anchorlora.measurement.directions import Protected, row_space
 from anchorlora.measurement.layers import Audited, Block, block_layer, weight_layer
+from anchorlora.measurement.result import advice, verdict
 
 
 class Case:

@@ -13,7 +13,7 @@ from anchorlora import METHODS
 from anchorlora.adapters import lora_layers, read_adapter
 from anchorlora.cli.app import main
 from anchorlora.constraints.sensitivity import sensitivity
-from anchorlora.continual.memory import spread
+from anchorlora.continual.losses import spread
 from anchorlora.data import read_samples
 from anchorlora.features.files import read_tensors
 from anchorlora.store.seal import sha256

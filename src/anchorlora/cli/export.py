@@ -56,8 +56,7 @@ def export(
 
     from anchorlora.export.export import Request, refuse_export
     from anchorlora.export.export import export as write
-    from anchorlora.export.publish import push, refuse_unnamed
-    from anchorlora.export.serving import commands
+    from anchorlora.export.serving import commands, push, refuse_unnamed
     from anchorlora.export.source import export_source
     from anchorlora.pages.card import card
 

@@ -1,7 +1,6 @@
 """Tasks as text: benchmark folders, prompts, answers, rehearsal."""
 
 from anchorlora.data.benchmark import Benchmark, TaskSource
-from anchorlora.data.examples import examples_of
 from anchorlora.data.metrics import (
     LOSS,
     TOKEN_ACCURACY,
@@ -19,7 +18,7 @@ from anchorlora.data.rehearsal import Rehearsal, fingerprint, held_apart, read_e
 from anchorlora.data.rendering import chat_ids
 from anchorlora.data.rows import samples_of
 from anchorlora.data.sample_files import read_samples
-from anchorlora.data.samples import Example, Sample
+from anchorlora.data.samples import Example, Sample, examples_of
 from anchorlora.data.spool import Encoded, EncodedExamples
 from anchorlora.data.text import TextFiles, TextSource, TextTask, token_ids
 

@@ -35,10 +35,9 @@ from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64, type_name
 from anchorlora.errors import InvalidValue
 from anchorlora.export.beside import Beside, beside, modules_of, terms
-from anchorlora.export.scale import scaled_change
 from anchorlora.export.serving import accepted_rank
 from anchorlora.export.source import ExportSource
-from anchorlora.geometry import Factors, truncated
+from anchorlora.geometry import Factors, scaled_change, truncated
 from anchorlora.measurement import Drift, measure
 from anchorlora.measurement.adapters import layers
 from anchorlora.models.load import load_weights

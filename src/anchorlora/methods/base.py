@@ -18,7 +18,6 @@ from anchorlora.constraints.base import Constraint, ProvidesCores
 from anchorlora.data.rehearsal import Rehearsal
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.methods.adapter_plan import AdapterPlan
-from anchorlora.methods.definition import phrase, shown
 from anchorlora.methods.entry import CatalogEntry
 from anchorlora.methods.preserves import Preserves
 
@@ -330,3 +329,16 @@ def _refuse_foreign(part: Any) -> None:
         raise InvalidType(f"{shown(part)} is not a part of a method; a plan takes constraints and a Rehearsal")
     if missing:
         raise InvalidType(f"{shown(part)} is not a constraint: it has no {', '.join(missing)}")
+
+
+def phrase(part: Any) -> str:
+    """Return a frozen dataclass as the call that makes it: values without names, then keywords that are not at their default."""
+    settings = fields(part) if is_dataclass(part) else ()
+    values = [repr(getattr(part, field.name)) for field in settings if not field.kw_only]
+    values += [f"{f.name}={getattr(part, f.name)!r}" for f in settings if f.kw_only and getattr(part, f.name) != f.default]
+    return f"{type(part).__name__}({', '.join(values)})"
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error shows it: a part as it is typed, anything else as Python shows it, cut."""
+    return phrase(value) if is_dataclass(value) and not isinstance(value, type) else f"{value!r:.80}"

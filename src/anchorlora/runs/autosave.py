@@ -6,16 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from anchorlora.adapters import write_adapter
 from anchorlora.continual.callback import RunCallback, TaskState
 from anchorlora.continual.progress import Progress
 from anchorlora.errors import Interrupted
-from anchorlora.features.files import write_cores
 from anchorlora.processes import ALONE, Processes
+from anchorlora.runs.checkpoint import write_boundary, write_outcome
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.record import now
-from anchorlora.runs.task_state import write_boundary
-from anchorlora.store.run_folder import ADAPTER, CORES_FILE
 
 ANSWERS_EVERY = 30.0  # seconds
 
@@ -102,9 +99,7 @@ class Autosave(Stopping):
         self.saved = time.monotonic()
         number = state.result.number
         with self.directory.checkpoint(number).write_trained(state.result) as folder:
-            transposed, whole = state.fan_in_fan_out, state.whole
-            write_adapter(folder / ADAPTER, state.factors, base=self.base, fan_in_fan_out=transposed, whole=whole)
-            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()})
+            write_outcome(folder, state, base=self.base)
             write_boundary(folder, state)
         super().on_task_trained(state)
 

@@ -15,15 +15,22 @@ from pathlib import Path
 
 from torch import Tensor
 
-from anchorlora.adapters import read_adapter, write_adapter
+from anchorlora.adapters import read_adapter
 from anchorlora.config import RunConfig, differences
 from anchorlora.continual.callback import ResumePoint, TaskState
 from anchorlora.continual.past import Past
 from anchorlora.errors import InvalidValue
-from anchorlora.features.files import read_tensors, write_cores
-from anchorlora.runs.checkpoint import Checkpoint, SavedResult
+from anchorlora.features.files import read_tensors
+from anchorlora.runs.checkpoint import (
+    REMEMBERED,
+    Checkpoint,
+    SavedResult,
+    predictions,
+    read_boundary,
+    write_boundary,
+    write_outcome,
+)
 from anchorlora.runs.provenance import Provenance
-from anchorlora.runs.task_state import REMEMBERED, predictions, read_boundary, write_boundary
 from anchorlora.store.adapter_config import WEIGHTS_FILE
 from anchorlora.store.files import dump_yaml, new_folder, write_first, write_lines, write_text
 from anchorlora.store.json import loads, read_file
@@ -122,8 +129,7 @@ class RunDirectory(RunFolder):
         number, task = state.result.number, state.result.task
         result = SavedResult.of(state.result, self.trace)
         with new_folder(self.task(number, task).path, check=self.check) as folder:
-            write_adapter(folder / ADAPTER, state.factors, base=base, fan_in_fan_out=state.fan_in_fan_out, whole=state.whole)
-            write_cores(folder / CORES_FILE, {layer: c.core for layer, c in state.cores.items()})
+            write_outcome(folder, state, base=base)
             write_lines(folder / PREDICTIONS_FILE, predictions(state))
         with sealed_folder(self.state(number), beside=self._beside(number, task), check=self.check) as folder:
             write_boundary(folder, state)

@@ -24,8 +24,7 @@ from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import LOSS, TOKEN_ACCURACY, EncodedExamples, Encoder, TextFiles
 from anchorlora.errors import InvalidValue
-from anchorlora.export.scale import scaled_change
-from anchorlora.geometry import Factors
+from anchorlora.geometry import Factors, scaled_change
 from anchorlora.methods import Method
 from anchorlora.methods.gated import GatedPerTask
 from anchorlora.methods.merged import MergedPerTask

@@ -36,7 +36,7 @@ from anchorlora.constraints import AnswerSensitivity
 from anchorlora.continual.callback import RunCallback, Tell, telling
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import Scorer
-from anchorlora.continual.memory import memory_of_text, spread
+from anchorlora.continual.losses import memory_of_text, spread
 from anchorlora.continual.seeds import number
 from anchorlora.data import Encoder, Sample, TextFiles, TextSource, read_samples
 from anchorlora.data.templates import stop_ids
