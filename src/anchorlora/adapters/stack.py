@@ -8,7 +8,6 @@ s never changes, however many are stacked.
 from __future__ import annotations
 
 import math
-import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from anchorlora.adapters.whole import NO_WHOLE, WholeWeights, put_whole
 from anchorlora.devices import forked_generators, in_float64
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost, UnknownName
 from anchorlora.geometry import Factors
+from anchorlora.store.files import new_folder
 
 CURRENT, HISTORY = "default", "history"  # PEFT's own name for the one: TRL looks for it
 
@@ -274,14 +274,9 @@ class AdapterStack:
         target = Path(folder)
         if target.exists():
             raise FileExistsError(f"{target} exists already and is not overwritten; give another name, or move it away")
-        temporary = target.with_name(f".{target.name}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)  # of a write that was interrupted
-        try:
-            named = base if base is not None else str(getattr(self.base, "name_or_path", ""))
+        named = base if base is not None else str(getattr(self.base, "name_or_path", ""))
+        with new_folder(target) as temporary:
             write_adapter(temporary, self.factors(), base=named, fan_in_fan_out=self.fan_in_fan_out, whole=self.whole)
-            temporary.rename(target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
     def anchor(self, **kept: Any) -> Anchor:
         """Return the anchor of the current adapter, with its present factors as the start.

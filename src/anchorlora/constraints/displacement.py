@@ -72,6 +72,8 @@ class ProjectDisplacement(ProtectsPast):
 
 
 class _FromAnchor(ActiveConstraint):
+    what = ""  # of the displacement, in the sentence on a violation
+
     def __init__(self, anchor, factor):
         for layer in anchor.layers:
             exact_factor(layer, factor)
@@ -91,21 +93,25 @@ class _FromAnchor(ActiveConstraint):
             if core.tokens is not None:  # rows of an embedding are put back bitwise, without a copy of the whole
                 rows[:, core.tokens] = layer.start_rows(self.factor)[:, core.tokens]
                 continue
-            start = in_float64(layer.start_rows(self.factor))  # read anew: a later `Retract` may move it
+            start = self.origin(layer)
             rows.copy_(start + core.outside(in_float64(rows) - start))
+
+    def origin(self, layer) -> Tensor:
+        return in_float64(layer.start_rows(self.factor))  # read anew: a later `Retract` may move it
 
     def start(self, stack) -> Tensor:
         return in_float64(stack.of(lambda layer: layer.start_rows(self.factor)))
 
     def violation(self) -> str | None:
         for layer, core in self.targets:
-            rows, start = layer.rows(self.factor), layer.start_rows(self.factor)
+            rows = layer.rows(self.factor)
             if core.tokens is not None:
+                start = layer.start_rows(self.factor)
                 moved, bound = float((rows[:, core.tokens] - start[:, core.tokens]).norm()), 0.0
             else:
-                moved, bound = off_core(in_float64(rows) - in_float64(start), core, size=in_float64(rows))
+                moved, bound = off_core(in_float64(rows) - self.origin(layer), core, size=in_float64(rows))
             if not moved <= bound:
-                return on_core(f"|d{self.factor} V|", layer, moved, bound)
+                return on_core(f"|d{self.factor} V|{self.what}", layer, moved, bound)
         return None
 
 
@@ -154,24 +160,17 @@ class ProjectStep(ProtectsPast):
         return _FromStep(anchor, self.factor)
 
 
-class _FromStep(ActiveConstraint):
+class _FromStep(_FromAnchor):
+    what = " of a step"
+
     def __init__(self, anchor, factor):
-        self.before = [in_float64(exact_factor(layer, factor).detach()).clone() for layer in anchor.layers]
-        self.factor, self.targets = factor, [(layer, core_of(layer)) for layer in anchor.layers]
+        super().__init__(anchor, factor)
+        self.stacked = None
+        self.before = {layer.name: in_float64(layer.rows(factor).detach()).clone() for layer in anchor.layers}
 
     def before_optimizer_step(self) -> None:
-        for before, (layer, _) in zip(self.before, self.targets, strict=True):
-            before.copy_(in_float64(layer.rows(self.factor)))
+        for layer, _ in self.targets:
+            self.before[layer.name].copy_(in_float64(layer.rows(self.factor)))
 
-    def project(self) -> None:
-        for before, (layer, core) in zip(self.before, self.targets, strict=True):
-            rows = layer.rows(self.factor)
-            rows.copy_(before + core.outside(in_float64(rows) - before))
-
-    def violation(self) -> str | None:
-        for before, (layer, core) in zip(self.before, self.targets, strict=True):
-            rows = in_float64(layer.rows(self.factor))
-            moved, bound = off_core(rows - before, core, size=rows)
-            if not moved <= bound:
-                return on_core(f"|d{self.factor} V| of a step", layer, moved, bound)
-        return None
+    def origin(self, layer) -> Tensor:
+        return self.before[layer.name]

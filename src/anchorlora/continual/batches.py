@@ -20,9 +20,10 @@ A loss returns a micro-batch's share of the window's loss, so the shares of a wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from anchorlora.models.head import losses_in_chunks
 from anchorlora.processes import ALONE, Processes
 
 IGNORED = -100
+T = TypeVar("T")
 LIKELIEST = 20  # words whose entropy weighs a token
 
 
@@ -184,6 +186,20 @@ def _remembered_mask(examples: Sequence[Encoded]) -> Tensor | None:
 
 def _places(examples: Sequence[Encoded]) -> tuple[str, ...]:
     return tuple(e.example.place or f"example {e.example.index + 1}" for e in examples)
+
+
+def grouped(items: Iterable[T], most: float, size: Callable[[T], float]) -> Iterator[list[T]]:
+    """Yield items in groups, in order, whose sizes add up to no more than `most`, or of one item."""
+    group: list[T] = []
+    total = 0.0
+    for item in items:
+        if group and total + size(item) > most:
+            yield group
+            group, total = [], 0.0
+        group.append(item)
+        total += size(item)
+    if group:
+        yield group
 
 
 def rows_of(examples: Sequence[Encoded], most_tokens: int, *, share: bool = True) -> Iterator[Sequence[Encoded]]:

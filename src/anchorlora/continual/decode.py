@@ -10,7 +10,8 @@ The tokens are those of greedy decoding, one prompt at a time, up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from anchorlora.continual.batches import grouped
 from anchorlora.features.layout import common_prefix, pack
 from anchorlora.models.load import cache_argument, cache_in
 from anchorlora.models.packing import packed
@@ -69,7 +71,7 @@ class Begun:
 def decode(model: nn.Module, prompts: Sequence[Sequence[int]], how: Answering, *, row_tokens: int | None = None) -> list[list[int]]:
     """Return the tokens that greedy decoding generates after each prompt; by default all are read in one row."""
     device, rows = next(model.parameters()).device, list[Begun]()
-    for some in _rows_of(prompts, row_tokens):
+    for some in grouped(prompts, math.inf if row_tokens is None else row_tokens, len):
         layout, ids = pack(some)
         ends = layout.ends().to(device)
         with packed(model, layout, layout.ends()):
@@ -82,16 +84,6 @@ def decode(model: nn.Module, prompts: Sequence[Sequence[int]], how: Answering, *
         logits = outputs.logits[0] if outputs.logits.shape[1] == len(some) else outputs.logits[0, ends]
         rows.append(Begun(cache_in(outputs), layout.places(), [[token] for token in logits.argmax(-1).tolist()]))
     return finish(model, rows, how)
-
-
-def _rows_of(prompts: Sequence[Sequence[int]], most: int | None) -> Iterator[Sequence[Sequence[int]]]:
-    start = tokens = 0
-    for i, prompt in enumerate(prompts):
-        if most is not None and i > start and tokens + len(prompt) > most:
-            yield prompts[start:i]
-            start, tokens = i, 0
-        tokens += len(prompt)
-    yield prompts[start:]
 
 
 @torch.inference_mode()

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin
 
 from anchorlora.config import EvaluationSettings
-from anchorlora.continual.batches import IGNORED, micro_batch, packed_row, padded, rows_of
+from anchorlora.continual.batches import IGNORED, grouped, micro_batch, packed_row, padded, rows_of
 from anchorlora.continual.decode import Answering, Begun, decode, drafts_of, finish
 from anchorlora.data import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
 from anchorlora.data.templates import stop_ids
@@ -116,9 +116,10 @@ class Scorer:
             return dict(zip(batch, self._decoded(how, rows), strict=True))
 
         texts = {i: known[i] for i in order if i in known}
-        batches = _batches(order, list(map(len, prompts)), self.batch, packed=self.packed)
+        batches = grouped(order, self.batch, lambda _: 1)
         if self.packed:
-            batches = ([i for row in rows for i in row] for rows in _together(batches, self.batch))
+            packed_rows = grouped(order, TOKENS * self.batch, lambda i: len(prompts[i]))
+            batches = ([i for row in rows for i in row] for rows in _together(packed_rows, self.batch))
         for new in self._shared(read, [batch for batch in batches if not all(i in known for i in batch)]):
             texts.update(new)
             watch(new)
@@ -234,19 +235,6 @@ def _until(stops: Collection[int], row: Any) -> list[int]:
     """Generated tokens before the first at which a server stops."""
     ids = [int(token) for token in row]
     return ids[: next((i for i, token in enumerate(ids) if token in stops), len(ids))]
-
-
-def _batches(order: Sequence[int], lengths: Sequence[int], batch: int, *, packed: bool) -> Iterator[list[int]]:
-    """Examples by batch, in order: so many of them, or so many tokens."""
-    group: list[int] = []
-    for i in order:
-        full = sum(lengths[j] for j in (*group, i)) > TOKENS * batch if packed else len(group) == batch
-        if group and full:
-            yield group
-            group = []
-        group.append(i)
-    if group:
-        yield group
 
 
 def _together(rows: Iterable[list[T]], batch: int) -> Iterator[list[list[T]]]:

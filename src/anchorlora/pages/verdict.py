@@ -5,7 +5,6 @@ then the evidence.
 from __future__ import annotations
 
 import math
-import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from anchorlora.pages.audit import percent
 from anchorlora.pages.html import escaping
 from anchorlora.scores import metric_in_words
+from anchorlora.store.files import write_text
 from anchorlora.store.log import read_events
 from anchorlora.store.run_folder import RunFolder
 
@@ -47,18 +47,7 @@ NOTHING = Evidence()
 
 def write_verdict(found: Mapping[str, Any], path: Path, evidence: Evidence = NOTHING) -> None:
     """Write the page of a verdict; an older one is replaced."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(render(found, evidence))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:  # a full disk names no file
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    finally:
-        if temporary.exists():
-            temporary.unlink()
+    write_text(path, render(found, evidence))
 
 
 def render(found: Mapping[str, Any], evidence: Evidence = NOTHING) -> str:

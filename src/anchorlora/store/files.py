@@ -60,7 +60,8 @@ def _written(temporary: Path, text: str, path: Path) -> Iterator[Path]:
             raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         yield temporary
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary.exists():  # on a read-only disk, nothing can be removed, not even what is not there
+            temporary.unlink()
 
 
 def write_lines(path: Path, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> None:
