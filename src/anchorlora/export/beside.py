@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,8 @@ LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*", re.ASCII)
 CHOOSES = ("exclude_modules", "layers_to_transform", "layers_pattern")  # fields by which PEFT leaves some matching layers out
 
 
-@dataclass(frozen=True, eq=False)
-class Beside:
-    """What lies beside the factors of an export."""
-
-    targets: list[str]  # module names for `target_modules`
-    tokenizer: Any = None  # the tokenizer, with its chat template; None if there is none at hand
-
-
-def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) -> Beside:
-    """Return what is written beside an adapter.
+def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) -> tuple[list[str], Any]:
+    """Return what is written beside an adapter: `target_modules`, and the tokenizer, or None where none is at hand.
 
     The tokenizer is the one that lies in the source's folder, else the base model's. `target_modules` are the last parts of the
     layers' names if these select the same layers of the base model, else the source's own names, else whole paths.
@@ -47,7 +38,7 @@ def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) 
     tokenizer = _at_hand(lambda: _tokenizer_in(adapter))
     if tokenizer is None and known:
         tokenizer = _at_hand(lambda: tokenizer_of(settings, folder=folder))
-    return Beside(_targets(sorted(layers), names, adapter), tokenizer)
+    return _targets(sorted(layers), names, adapter), tokenizer
 
 
 def modules_of(base_model: BaseModelSettings) -> list[str] | None:

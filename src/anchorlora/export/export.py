@@ -34,7 +34,7 @@ from anchorlora.adapters.files import fitted
 from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64, type_name
 from anchorlora.errors import InvalidValue
-from anchorlora.export.beside import Beside, beside, modules_of, terms
+from anchorlora.export.beside import beside, modules_of, terms
 from anchorlora.export.serving import accepted_rank
 from anchorlora.export.source import ExportSource
 from anchorlora.geometry import Factors, scaled_change, truncated
@@ -81,19 +81,7 @@ class Request:
             raise InvalidValue(f"--trust-remote-code is for --form merged; no model is loaded, and the form is {self.form}")
 
 
-@dataclass(frozen=True)
-class Made:
-    """An export in memory."""
-
-    write: Callable[[Path], None]  # fills an existing folder
-    dtype: str  # precision of what is written
-    layers: list[ExportedLayer]  # rank and relative error of each layer
-    error: float  # relative error over all layers
-    protection: ExportedProtection | None  # rho before and after, if known
-    rank: int | None = None  # the rank that is written; None for merged weights
-    logits: Logits | None = None  # differences of logits; of merged weights only
-    beside: Beside | None = None  # what lies beside an adapter; None for merged weights
-    same: bool | None = None  # whether the base model is the one that the run was trained on; None if unknown
+Made = tuple[Callable[[Path], None], dict[str, Any]]  # what fills a folder, and what `Export` says of it
 
 
 def refuse_export(to: Path) -> None:
@@ -113,31 +101,23 @@ def export(source: ExportSource, request: Request, *, to: Path, card: Card) -> E
         scaled = {name: scaled_change(f, before.get(name), request.scale) for name, f in source.factors.items()}
         source = replace(source, factors=scaled)
     if request.form == "merged":
-        made = merged(source, request.dtype, commit=request.trust_remote_code, scaled=request.scale != 1)
+        write, facts = merged(source, request.dtype, commit=request.trust_remote_code, scaled=request.scale != 1)
     else:
-        made = _adapter(source, request.rank, getattr(torch, request.dtype or "float32"))
+        write, facts = _adapter(source, request.rank, getattr(torch, request.dtype or "float32"))
     license_, datasets = terms(source.adapter, source.base_model)
     found = Export(
         form=request.form,
-        dtype=made.dtype,
-        rank=made.rank,
         asked_rank=request.rank,
         scale=request.scale,
-        error=made.error,
-        layers=made.layers,
         whole=source.whole.modules,
-        protection=made.protection,
-        logits=made.logits,
         source=source.source,
-        base=source.base.model_copy(update={"same": made.same}),
         versions={name: metadata.version(name) for name in PACKAGES},
-        max_lora_rank=made.rank and accepted_rank(made.rank),
-        tokenizer=made.beside is None or made.beside.tokenizer is not None,
         license=license_,
         datasets=datasets,
+        **facts,
     )
     with new_folder(to) as place:
-        made.write(place)
+        write(place)
         write_text(place / EXPORT_FILE, found.as_json())
         write_text(place / CARD_FILE, card(found, source.record))
     return found
@@ -168,17 +148,24 @@ def _adapter(source: ExportSource, rank: int | None, dtype: torch.dtype) -> Made
     errors = {layer: float(written[layer].since(f).norm()) for layer, f in ours.items()}
     sizes = {layer: float(f.product().norm()) for layer, f in ours.items()}
     layers = [ExportedLayer(module=n, rank=written[n].rank, error=ratio(errors[n], sizes[n])) for n in ours]
-    rest = beside(source.adapter, ours, source.base_model)
+    targets, tokenizer = beside(source.adapter, ours, source.base_model)
 
     def write(place: Path) -> None:
         transposed, base = bool(read_config(source.adapter).get("fan_in_fan_out")), source.base.loadable
-        write_adapter(place, written, base=base, targets=rest.targets, dtype=dtype, fan_in_fan_out=transposed, whole=source.whole)
-        if rest.tokenizer is not None:
-            rest.tokenizer.save_pretrained(place)
+        write_adapter(place, written, base=base, targets=targets, dtype=dtype, fan_in_fan_out=transposed, whole=source.whole)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(place)
 
     error = ratio(math.hypot(*errors.values()), math.hypot(*sizes.values()))
-    kept = _protection(source, written, same=error == 0)
-    return Made(write, type_name(dtype), layers, error, kept, rank or largest, beside=rest)
+    kept, written_rank = _protection(source, written, same=error == 0), rank or largest
+    facts: dict[str, Any] = {
+        "rank": written_rank,
+        "max_lora_rank": accepted_rank(written_rank),
+        "tokenizer": tokenizer is not None,
+        "logits": None,
+    }
+    facts |= {"dtype": type_name(dtype), "layers": layers, "error": error, "protection": kept, "base": source.base}
+    return write, facts
 
 
 def one_scale(factors: Mapping[str, Factors]) -> float:
@@ -280,7 +267,9 @@ def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None
         model.to(stored).save_pretrained(place)
         tokenizer.save_pretrained(place)
 
-    return Made(write, type_name(stored), layers, error, kept, logits=seen, same=_same(source, sha256))
+    base = source.base.model_copy(update={"same": _same(source, sha256)})
+    facts: dict[str, Any] = {"rank": None, "tokenizer": True, "logits": seen}
+    return write, facts | {"dtype": type_name(stored), "layers": layers, "error": error, "protection": kept, "base": base}
 
 
 def _untie(model: Any) -> None:

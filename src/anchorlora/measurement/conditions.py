@@ -15,7 +15,7 @@ import torch
 
 from anchorlora.devices import float64_device, in_float64
 from anchorlora.geometry import Factors, Subspace
-from anchorlora.measurement.drift import rounding
+from anchorlora.measurement.drift import Sums, rounding
 
 FLOAT32 = torch.finfo(torch.float32).eps
 TELLING = 10  # a zero is evidence only where it lies this many times below what an unaligned change would read
@@ -31,7 +31,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class FactorSquares:
+class FactorSquares(Sums):
     """Squared norms of one layer's factors, which add up over layers."""
 
     moved_on: float = 0.0  # |dA V|^2
@@ -65,9 +65,6 @@ class FactorSquares:
             noise=noise,
             chance=core.k / core.d * moved,
         )
-
-    def __add__(self, other: FactorSquares) -> FactorSquares:
-        return FactorSquares(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def conditions(self) -> dict[str, Condition]:
         """Return displacement, state and delta_b. The verdict is None for a displacement too small to tell from rounding."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors, Product, Subspace
 from anchorlora.store.record import is_zero, largest_zero
 
+Added = TypeVar("Added", bound="Sums")
 EPSILON = 1e-12
 ROWS_AT_ONCE = 128  # in float64: what stays in a processor's cache
 
@@ -115,7 +117,15 @@ FIELDS = ("d_eff", "d_old", "d_new", "d_block", "rho", "rho_floor", "chance")
 
 
 @dataclass(frozen=True)
-class Squares:
+class Sums:
+    """Numbers that add up over layers, field by field."""
+
+    def __add__(self: Added, other: Added) -> Added:
+        return type(self)(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+@dataclass(frozen=True)
+class Squares(Sums):
     """Squared norms of one layer, which add up over layers."""
 
     eff: float = 0.0
@@ -132,9 +142,6 @@ class Squares:
         core = core.to(dtype=torch.float64, device=change.right.device)
         eff, old, new = (float(part.norm()) ** 2 for part in (change, change.on(core), change.off(core)))
         return cls(eff, old, new, eff, floor**2, core.k / core.d * eff)
-
-    def __add__(self, other: Squares) -> Squares:
-        return Squares(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 def measure(anchor: Anchor, cores: Mapping[str, Subspace | Tensor] = NOTHING) -> Drift:

@@ -23,7 +23,7 @@ from anchorlora.devices import float64_device, in_float64, placed
 from anchorlora.geometry import Factors, Product, Subspace
 from anchorlora.measurement.conditions import TELLING, Condition, FactorSquares, square_of
 from anchorlora.measurement.directions import Protected
-from anchorlora.measurement.drift import Drift, Squares, rounding, sum_up
+from anchorlora.measurement.drift import Drift, Squares, Sums, rounding, sum_up
 
 Kind = Literal["learned anchor", "zero-output block", "other rank", "full weight", "mixed", "unmoved"]
 Status = Literal["unmoved", "preserved", "unresolved", "violated"]
@@ -60,14 +60,11 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Paths:
+class Paths(Sums):
     """Squared norms of the two terms of dW V. They may cancel, so they need not add up."""
 
     displacement: float = 0.0  # |s B_0 dA V|^2
     delta_b: float = 0.0  # |s dB A V|^2, the ΔB term
-
-    def __add__(self, other: Paths) -> Paths:
-        return Paths(self.displacement + other.displacement, self.delta_b + other.delta_b)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, TypeVar
 
-if TYPE_CHECKING:
-    from anchorlora.methods.base import Method
-
+Described = TypeVar("Described")
 Scaled = Literal["as declared", "fisher", "sparsity"]
 
 SHARED = "Shared adapter: fixed total rank"  # groups of the paper's main table, with the components that its other tables have
@@ -60,6 +58,6 @@ class CatalogEntry:
     default: str = ""  # where `train` takes it if none is named: for a "new block", "beside" an old adapter, at the "same size"
     tunable: Tunable | None = None  # the number that is selected on a holdout
 
-    def of(self, method: Method) -> Method:
+    def of(self, method: Described) -> Described:
         """Return the method with this entry."""
-        return replace(method, entry=self)
+        return replace(method, entry=self)  # type: ignore[type-var]  # a `Method`, which this file does not know
