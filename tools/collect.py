@@ -13,10 +13,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from anchorlora.pages.labels import model_label
 from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import RIGHT_FILE
 from anchorlora.store.selection import read_selection
+from anchorlora_lab.report.comparability import model_label
 from anchorlora_lab.report.records import find_runs
 
 KEPT = ("record.json", "config.yaml", "trace.jsonl", "selection.json", "scale.json", "eval.json")

@@ -18,9 +18,9 @@ import results_studies
 import results_tables
 import small
 from anchorlora import METHODS, embedded, run_sequence
-from anchorlora.pages.labels import model_label
 from anchorlora.store.record import read_record
 from anchorlora.store.selection import FILE, read_selection
+from anchorlora_lab.report.comparability import model_label
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.paired_tests import PairedTest, mean_interval
 from anchorlora_lab.report.published import PUBLISHED, printed_endpoint

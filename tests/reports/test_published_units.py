@@ -6,6 +6,7 @@ import pytest
 from anchorlora.pages import labels as orders
 from anchorlora.recipes import mini, standard_cl
 from anchorlora_lab.report import published
+from anchorlora_lab.report.tables.drift import is_paper_trace
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,6 @@ def test_orders_are_named_as_the_recipes_name_them():
             assert orders.paper_tasks(order) == orders.PAPER[name]
     assert orders.MINI == mini().tasks.orders["order1"] == made.MINI
     assert orders.paper_order(("yelp", "amazon")) is None
-    assert orders.is_paper_trace(("dbpedia", "amazon"))
-    assert not orders.is_paper_trace(("entities", "reviews"))
-    assert not orders.is_paper_trace(("amazon", "dbpedia"))
+    assert is_paper_trace(("dbpedia", "amazon"))
+    assert not is_paper_trace(("entities", "reviews"))
+    assert not is_paper_trace(("amazon", "dbpedia"))

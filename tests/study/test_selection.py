@@ -11,8 +11,9 @@ import small
 from anchorlora import METHODS, run_sequence
 from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
+from anchorlora.continual.sequence import TaskSequence
 from anchorlora.recipes import mini
-from anchorlora.runs.run import sequence_of
+from anchorlora.runs.run import load_inputs
 from anchorlora.store.selection import read_selection
 from anchorlora_lab.grid.scheduler import Planned
 from anchorlora_lab.grid.selection import REFERENCE, TUNABLE, candidate_runs, choose, factor, measured, write_selection
@@ -139,7 +140,7 @@ def test_strengths_are_scaled_by_one_power_of_ten():
 def test_the_measured_gradients_are_those_of_single_examples_steps_and_the_written_penalty(small_recipe):
     """After the first task, on the second one's examples: every gradient by itself, written out."""
     config = RunConfig(method="seq-lora", order=small.ORDER[:2], seed=1, recipe=small_recipe.changed({"tested_on": "holdout"}))
-    sequence = sequence_of(config, METHODS["seq-lora"])
+    sequence = TaskSequence(load_inputs(config), METHODS["seq-lora"])
     found = measured(sequence)
     anchor = sequence.blocks.anchor()
     factors = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]

@@ -114,7 +114,6 @@ track = click.option(
     callback=_trackers,
     help="Log the run to Accelerate trackers: tensorboard,wandb,mlflow. Their files are in DIR/trackers.  [default: none]",
 )
-seeds = click.option("--seeds", default=",".join(map(str, protocol.SEEDS)), show_default=True, help="Comma-separated seeds.")
 
 
 def recipe_options(command: Callable) -> Callable:
@@ -184,13 +183,3 @@ def changed(recipe: Recipe, fields: dict[str, str], model: str | None, data: str
     """Return the recipe with the changes of --set, --model, and --data."""
     named: dict[str, Any] = {name: value for name, value in (("model", model), ("data", data)) if value is not None}
     return recipe.changed(fields | named) if fields or named else recipe
-
-
-def resolved(recipe: str, settings: Sequence[str], model: str | None, data: str | None) -> tuple[Recipe, dict[str, float]]:
-    """Return the recipe that a command describes, and the numbers of methods' parts."""
-    from anchorlora.cli.parsing import recipe_named, settings_of
-
-    fields, numbers = settings_of(settings)
-    named = recipe_named(recipe)[0]
-    refuse_unasked_code(recipe, named, fields)
-    return changed(named, fields, model, data), numbers

@@ -136,22 +136,6 @@ def _number(name: str, value: str) -> float:
     return number
 
 
-def listed(text: str) -> list[str]:
-    """Return the words of a comma list, each once."""
-    words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    if not words:
-        raise InvalidValue(f"an empty list: {text!r}; give names separated by commas")
-    return words
-
-
-def seeds_of(text: str) -> list[int]:
-    """Return the seeds of a comma list."""
-    try:
-        return [int(word) for word in listed(text)]
-    except ValueError:
-        raise InvalidValue(f"--seeds takes whole numbers separated by commas, not {text!r}") from None
-
-
 def _flat(content: dict, path: str = "") -> dict[str, object]:
     """{"training": {"window": 4}} -> {"training.window": 4}."""
     out: dict[str, object] = {}

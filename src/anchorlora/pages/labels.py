@@ -25,11 +25,6 @@ def paper_order(order: Sequence[str]) -> str | None:
     return next((name for name, tasks in PAPER.items() if tasks == theirs), None)
 
 
-def is_paper_trace(order: Sequence[str]) -> bool:
-    """Tell whether an order is that of the paper's mechanism trace: the first two tasks of order1."""
-    return tuple(order) == TASKS[:2]
-
-
 def order_label(order: Sequence[str]) -> str:
     """Return an order's name, or else its tasks as `tasks_in` writes them."""
     return paper_order(order) or tasks_in(order)
@@ -38,13 +33,6 @@ def order_label(order: Sequence[str]) -> str:
 def tasks_in(order: Sequence[str]) -> str:
     """Return an order as its tasks, joined by ">"; more than four are cut to three letters of each part of a name."""
     return ">".join(order if len(order) <= 4 else ("-".join(part[:3] for part in task.split("-")) for task in order))
-
-
-def model_label(name: str) -> str:
-    """Return the last part of a folder's path; a name on the hub, or of an embedded model, as it is."""
-    parts = [part for part in re.split(r"[/\\]", name) if part not in ("", ".", "..")]
-    is_place = name.startswith(("/", ".", "~")) or "\\" in name or len(parts) > 2
-    return parts[-1] if is_place and parts else name
 
 
 def file_name(text: str) -> str:

@@ -315,8 +315,3 @@ def load_inputs(
         session = Session(settings, adapter=old)
     session.refuse_other(recipe.base_model)
     return RunInputs.of(session.bare(), source, recipe, order=config.order, seed=config.seed, processes=processes, tell=tell)
-
-
-def sequence_of(config: RunConfig, method: Method) -> TaskSequence:
-    """Return the sequence of a run, loaded, before its first task; it saves and measures nothing."""
-    return TaskSequence(load_inputs(config), method)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.options import conduct_options, recipe_options, resolved
+from anchorlora.cli.options import changed, conduct_options, recipe_options, refuse_unasked_code
 from anchorlora.errors import InvalidValue
+from anchorlora.recipes import protocol
 
 if TYPE_CHECKING:
     from anchorlora_lab.grid.scheduler import Engine
@@ -32,6 +33,24 @@ OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # option -> engi
     "per_task": (("slurm",), {"type": AT_LEAST_1, "help": PER_TASK}),
     "max_running": (("slurm", "ray"), {"type": AT_LEAST_1, "help": "slurm, ray: number of concurrent runs."}),
 }
+
+seeds = click.option("--seeds", default=",".join(map(str, protocol.SEEDS)), show_default=True, help="Comma-separated seeds.")
+
+
+def listed(text: str) -> list[str]:
+    """Return the words of a comma list, each once."""
+    words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not words:
+        raise InvalidValue(f"an empty list: {text!r}; give names separated by commas")
+    return words
+
+
+def seeds_of(text: str) -> list[int]:
+    """Return the seeds of a comma list."""
+    try:
+        return [int(word) for word in listed(text)]
+    except ValueError:
+        raise InvalidValue(f"--seeds takes whole numbers separated by commas, not {text!r}") from None
 
 
 @dataclass(frozen=True)
@@ -86,8 +105,13 @@ def study_options(command: Callable) -> Callable:
     @conduct_options
     @wraps(command)
     def gathered(*args: Any, engine: str, retry_failed: bool, recipe: str, settings, model, data, **given: Any) -> Any:
+        from anchorlora.cli.parsing import recipe_named, settings_of
+
         asked = {name: given.pop(name) for name in OPTIONS}
-        chosen, numbers = resolved(recipe, settings, model, data)
+        fields, numbers = settings_of(settings)
+        named = recipe_named(recipe)[0]
+        refuse_unasked_code(recipe, named, fields)
+        chosen = changed(named, fields, model, data)
         return command(*args, engines=EngineOptions(engine, retry_failed, asked), recipe=chosen, numbers=numbers, **given)
 
     gathered = click.option("--retry-failed", is_flag=True, help=RETRY)(gathered)

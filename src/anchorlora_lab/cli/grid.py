@@ -10,9 +10,9 @@ import click
 
 from anchorlora.cli.console import example, out
 from anchorlora.cli.dry_run import expected, flops_option
-from anchorlora.cli.options import Conduct, recipe_argument, seeds
+from anchorlora.cli.options import Conduct, recipe_argument
 from anchorlora.errors import InvalidValue, UnknownName
-from anchorlora_lab.cli.engines import EngineOptions, study_options
+from anchorlora_lab.cli.engines import EngineOptions, listed, seeds, seeds_of, study_options
 
 if TYPE_CHECKING:
     from anchorlora.config import Recipe
@@ -54,7 +54,7 @@ def grid(
     Each run is a separate process with its own run directory. Repeat the command to run only what is missing. A run that fails
     does not stop the others; --retry-failed tries it again. Several local calls may work on one folder at the same time.
     """
-    from anchorlora.cli.parsing import listed, orders_named, seeds_of
+    from anchorlora.cli.parsing import orders_named
     from anchorlora.store.selection import read_selection
     from anchorlora_lab.cli.progress import commands, failures, handed_over, run_all
     from anchorlora_lab.grid.plan import Axes, plan
@@ -87,7 +87,7 @@ def grid(
 
 def _methods(text: str) -> list[str]:
     """The methods as the command names them, each looked up before anything runs."""
-    from anchorlora.cli.parsing import listed, method_named
+    from anchorlora.cli.parsing import method_named
     from anchorlora.methods import METHODS
 
     names = list(METHODS) if text == "all" else listed(text)

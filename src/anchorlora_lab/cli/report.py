@@ -54,7 +54,7 @@ def report(
     as PNG, PDF, and SVG. Runs are grouped by recipe, base model, and tasks; mechanism traces are reported separately. Runs that
     cannot share a table are refused. Runs of single tasks, and of the base model (learning rate 0), give rows beneath the scores.
     """
-    from anchorlora.cli.parsing import listed
+    from anchorlora_lab.cli.engines import listed
     from anchorlora_lab.report.layout import Layout
     from anchorlora_lab.report.page import write_report
     from anchorlora_lab.report.records import find_runs
@@ -71,7 +71,7 @@ def report(
 
 def _groups(words: Sequence[str]) -> dict[str, list[str]]:
     """The methods of each HEADING=METHODS."""
-    from anchorlora.cli.parsing import listed
+    from anchorlora_lab.cli.engines import listed
 
     groups: dict[str, list[str]] = {}
     for word in words:

@@ -112,14 +112,15 @@ def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict
     kept = to / "scale.json"
     if not kept.exists():
         from anchorlora.config import RunConfig
+        from anchorlora.continual.sequence import TaskSequence
         from anchorlora.methods import METHODS
-        from anchorlora.runs.run import sequence_of
+        from anchorlora.runs.run import load_inputs
         from anchorlora.store.files import write_text
         from anchorlora_lab.grid.selection import factor, measured
 
         plain = METHODS.baseline("shared")
         config = RunConfig(method=plain.name, order=tasks[:2], seed=seed, recipe=recipe.changed({"tested_on": "holdout"}))
-        gradients = measured(sequence_of(config, plain))
+        gradients = measured(TaskSequence(load_inputs(config), plain))
         found = gradients | {"factor": factor(tunable.scaled, gradients, learning_rate=recipe.training.learning_rate)}
         to.mkdir(parents=True, exist_ok=True)
         write_text(kept, json.dumps(found) + "\n")

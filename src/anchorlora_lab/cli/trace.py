@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from anchorlora.cli.console import example, out
-from anchorlora.cli.options import Conduct, recipe_argument, seeds
+from anchorlora.cli.options import Conduct, recipe_argument
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
-from anchorlora_lab.cli.engines import EngineOptions, study_options
+from anchorlora_lab.cli.engines import EngineOptions, listed, seeds, seeds_of, study_options
 
 if TYPE_CHECKING:
     from anchorlora.config import Recipe
@@ -54,7 +54,7 @@ def trace(
     All methods of a seed start from the same first-task state and core. Repeat the command to run only what is missing. If
     runs are submitted without waiting, repeat it once the first tasks have finished.
     """
-    from anchorlora.cli.parsing import listed, method_named, order_named, seeds_of
+    from anchorlora.cli.parsing import method_named, order_named
     from anchorlora_lab.cli.progress import failures, handed_over, run_all
     from anchorlora_lab.grid.folder import remember
     from anchorlora_lab.grid.plan import TRACED, rows, starts

@@ -9,12 +9,13 @@ known by the hash of its files, wherever they lay, or by its name if its record 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from anchorlora.errors import InvalidValue
-from anchorlora.pages.labels import file_name, model_label, tasks_in
+from anchorlora.pages.labels import file_name, tasks_in
 from anchorlora.store.record import Record
 from anchorlora_lab.report.layout import AS_IS, Layout
 from anchorlora_lab.report.records import Run, by_method
@@ -222,3 +223,10 @@ def _prefix(key: Key, keys: Sequence[Key]) -> str:
     again = [k for k in alike if file_name(f"{k[1]}-{k[2]}") == file_name(f"{recipe}-{base_model}")]
     number = f"-{sorted(again).index(key) + 1}" if len(again) > 1 else ""
     return file_name(f"{recipe}-{base_model}"[:60] + number) + "-"
+
+
+def model_label(name: str) -> str:
+    """Return the last part of a folder's path; a name on the hub, or of an embedded model, as it is."""
+    parts = [part for part in re.split(r"[/\\]", name) if part not in ("", ".", "..")]
+    is_place = name.startswith(("/", ".", "~")) or "\\" in name or len(parts) > 2
+    return parts[-1] if is_place and parts else name

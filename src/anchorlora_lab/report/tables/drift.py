@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from anchorlora.pages import record as record_tables
-from anchorlora.pages.labels import is_paper_trace
 from anchorlora.pages.table import Column, Table
+from anchorlora.recipes.protocol import TASKS
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.published import printed_endpoint, printed_violation_sd
 from anchorlora_lab.report.records import FAMILIES, Family, Run, by_method
@@ -121,3 +121,8 @@ def _where(runs: Sequence[Run]) -> str:
 
 def _count(kept: Sequence[bool]) -> str:
     return f"{sum(kept)} of {len(kept)}"
+
+
+def is_paper_trace(order: Sequence[str]) -> bool:
+    """Tell whether an order is that of the paper's mechanism trace: the first two tasks of order1."""
+    return tuple(order) == TASKS[:2]
