@@ -9,24 +9,25 @@ holds its task, and the next call says so.
 from __future__ import annotations
 
 import json
+import os
+import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
-from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
-from anchorlora_lab.grid.folder import HERE, failure, submitting
+from anchorlora_lab.grid.folder import HERE, failure, name_of, submitting
 from anchorlora_lab.grid.scheduler import Command, OnOutcome, Outcome, Planned, command_line, nobody_watches, to_begin
-from anchorlora_lab.grid.shell import script
 
-WARNING = 180  # seconds before the time limit at which a run is asked to save
 LARGEST = 1000  # tasks of an array; Slurm's own limit, unless an administrator has changed it
 HELD = "SPECIAL_EXIT"  # the state of a task whose node does not see the folder
 # the reason of a task whose node went down as it started; it waits for somebody to release it
@@ -34,22 +35,7 @@ STUCK = "launch failed requeued held"
 PASSING = ("busy", "down, drained", "not available")  # what `--test-only` says of resources that may come back
 # options that this engine sets, or cannot follow
 OURS = ("--array", "-a", "--job-name", "-J", "--wait", "-W", "--wrap", "--test-only")
-
-BODY = """
-job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID restarts=${SLURM_RESTART_COUNT:-0}
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_ON_NODE:-1}}
-for _ in 1 2 3 4 5 6 7 8 9 10; do [ -e "$runs/@NAME@.json" ] || sleep 1; done  # shared storage may take a moment
-if [ ! -e "$runs/@NAME@.json" ]; then  # say so where the submitter can see it
-  scontrol requeuehold State=SpecialExit "$job"
-  exit 2
-fi
-carry_out "$SLURM_ARRAY_TASK_ID"
-status=$?
-if [ $status = 75 ] && [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; then  # and not cancelled
-  scontrol requeue "$job"
-fi
-exit $status
-"""
+SCRIPT = (files("anchorlora_lab.grid") / "slurm.sh").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -140,26 +126,28 @@ class SlurmEngine:
     def _submit(self, planned: Sequence[Planned], root: Path, command: Command) -> str:
         name = f"anchorlora-{secrets.token_hex(4)}"
         runs = root / HERE / f"{name}.json"
-        head = f"#SBATCH --requeue --open-mode=append --output=/dev/null --signal=B:USR1@{WARNING}"
         groups = [planned[i : i + self.per_task] for i in range(0, len(planned), self.per_task)]
-        names = [[each.folder.relative_to(root).as_posix() for each in group] for group in groups]
-        of_group = {group[-1].folder.absolute(): mine for group, mine in zip(groups, names, strict=True)}
-
-        def carried_out(folder: Path, config: RunConfig) -> list[str]:
-            words = command(folder, config)
-            if self.per_task == 1:
-                return words
-            options = words[len(command_line(folder, config)) :]
-            return [sys.executable, "-m", "anchorlora_lab.cli.several", str(root.absolute()), *of_group[folder], "--", *options]
-
-        # a task has the name of its last run, which is finished when all are
-        text = script([group[-1] for group in groups], root, carried_out, head=head, body=BODY.replace("@NAME@", name))
-        write_text(runs, json.dumps(names) + "\n")
+        cases = [self._case(number, group, root, command) for number, group in enumerate(groups)]
+        said = {"RUNS": shlex.quote(str(root.absolute() / HERE)), "CASES": "\n".join(cases)}
+        said |= {"HERE": shlex.quote(os.getcwd()), "ARRAY": name}
+        text = re.sub("@([A-Z]+)@", lambda blank: said[blank[1]], SCRIPT)
+        write_text(runs, json.dumps([[_place(each, root) for each in group] for group in groups]) + "\n")
         done = _asked(self.words(name, len(groups)), text)
         if done.returncode:
             runs.unlink()
             raise self._refused(done.stderr)
         return done.stdout.strip().partition(";")[0]
+
+    def _case(self, number: int, group: Sequence[Planned], root: Path, command: Command) -> str:
+        """The lines of a task in the script: its name is that of its last run, which is finished when all are."""
+        folder, config = group[-1].folder.absolute(), group[-1].config
+        words = command(folder, config)
+        if self.per_task > 1:  # by `cli/several.py`, with the same options
+            options = words[len(command_line(folder, config)) :]
+            names = [_place(each, root) for each in group]
+            words = [sys.executable, "-m", "anchorlora_lab.cli.several", str(root.absolute()), *names, "--", *options]
+        name = shlex.quote(name_of(group[-1].folder, root))
+        return f"  {number}) name={name} folder={shlex.quote(str(folder))}\n    words=({shlex.join(words)}) ;;"
 
     def _refused(self, said: str) -> InvalidValue:
         lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it said nothing"]
@@ -180,6 +168,11 @@ class SlurmEngine:
                     watch(found)
             time.sleep(self.poll if waiting else 0)
         return ended
+
+
+def _place(planned: Planned, root: Path) -> str:
+    """The folder of a run within that of all runs."""
+    return planned.folder.relative_to(root).as_posix()
 
 
 def _end(given: Outcome, root: Path, queued: Mapping[Path, str] | None, seconds: float) -> Outcome | None:
