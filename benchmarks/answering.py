@@ -93,7 +93,7 @@ def five_shot(rounds: int = 1, questions: int = 32) -> None:
     """Questions after five solved ones, as MMLU asks them: packed rows against lm_eval's own batches of eight."""
     from lm_eval.models.huggingface import HFLM
 
-    from anchorlora_lab.suites.progress import EvalProgress
+    from anchorlora_lab.suites.questions import EvalProgress
     from anchorlora_lab.suites.reader import Reader
 
     loaded, draw = chat_model(), random.Random(0)

@@ -19,10 +19,9 @@ from anchorlora.config import BaseModelSettings
 from anchorlora.errors import NotFinite
 from anchorlora.models.load import load_base_model
 from anchorlora_lab.suites import mmlu
-from anchorlora_lab.suites.cache import BaseScores, cache_folder, ingredients
 from anchorlora_lab.suites.evaluation import Flips, read_evaluation
-from anchorlora_lab.suites.measure import Questions, evaluate, subject_of
-from anchorlora_lab.suites.progress import EvalProgress
+from anchorlora_lab.suites.measure import BaseScores, Questions, cache_folder, evaluate, ingredients, subject_of
+from anchorlora_lab.suites.questions import EvalProgress
 
 lm_eval = pytest.importorskip("lm_eval", minversion="0.4.12")
 from lm_eval.tasks._yaml_loader import load_yaml  # noqa: E402

@@ -10,7 +10,7 @@ from anchorlora.data import Encoder, examples_of, read_samples, token_ids
 from anchorlora.data.forms import FORMS, known_columns
 from anchorlora.data.forms.base import Form
 from anchorlora.data.text import counted
-from anchorlora_lab.suites.right_answers import read_answered
+from anchorlora_lab.suites.prompts import read_answered
 from built_pages import table_of_forms
 from skills import EXACT
 from text_law import families, forms

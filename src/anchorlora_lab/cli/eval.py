@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -91,7 +92,7 @@ def eval_(
     """
     if fail_if_drop is not None and not math.isfinite(fail_if_drop):
         raise InvalidValue(f"--fail-if-drop takes percentage points, not {fail_if_drop}")
-    from anchorlora_lab.suites.questions import Questions, named
+    from anchorlora_lab.suites.questions import EvalProgress, Questions, named
 
     questions = Questions(
         named(task, suites=suites, prompts=prompts is not None),
@@ -108,11 +109,12 @@ def eval_(
         go_offline()
     from transformers.utils import logging
 
-    from anchorlora_lab.suites.cache import cache_folder
-    from anchorlora_lab.suites.measure import evaluate
+    from anchorlora_lab.cli.progress import bar_over
+    from anchorlora_lab.suites.measure import cache_folder, evaluate
 
     logging.disable_progress_bar()  # while weights load; ours follow
-    with stopping_at_once(), Counter() as counter:
+    bar = bar_over(err)
+    with stopping_at_once(), bar if err.is_terminal else nullcontext():  # older rich ends with an empty line elsewhere
         found = evaluate(
             folder,
             questions,
@@ -120,7 +122,7 @@ def eval_(
             model=model,
             trust_remote_code=trust_remote_code,
             force=force,
-            watch=counter,
+            watch=EvalProgress(bar, err.print),
         )
     if as_json:
         print(shown(found.as_json()), end="")
@@ -179,40 +181,3 @@ def _flips(flips: Flips | None) -> list[str]:
 
 def _plus_minus(score: Score) -> str:
     return f"{score.score:.2f}" if score.stderr is None else f"{score.score:.2f} ± {score.stderr:.2f}"
-
-
-class Counter:
-    """A progress bar with the remaining time while a model is evaluated; only notes if stderr is not a terminal.  Use in `with`."""
-
-    def __init__(self) -> None:
-        from anchorlora_lab.cli.progress import bar_over
-
-        self.progress = bar_over(err)
-        self.bar: Any = None
-        self.what = ""
-
-    def __enter__(self) -> Counter:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if err.is_terminal:  # older rich ends with an empty line elsewhere
-            self.progress.stop()
-
-    def measures(self, what: str) -> None:
-        """Note which model is evaluated next."""
-        self.what = what
-
-    def begins(self, inputs: int) -> None:
-        """Start a new bar."""
-        if self.bar is not None:
-            self.progress.remove_task(self.bar)
-        self.bar = self.progress.add_task(self.what, total=inputs)
-
-    def advance(self, inputs: int) -> None:
-        """Move the bar."""
-        self.progress.update(self.bar, advance=inputs)
-
-    def note(self, line: str) -> None:
-        """Print a line on stderr."""
-        err.print(line)

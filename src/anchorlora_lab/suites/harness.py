@@ -28,8 +28,7 @@ from anchorlora.errors import InvalidValue, MissingExtra, UnknownName, message_o
 from anchorlora.paths import expanded
 from anchorlora_lab.suites import mmlu
 from anchorlora_lab.suites.evaluation import Measured, PartScores, Score
-from anchorlora_lab.suites.progress import EvalProgress
-from anchorlora_lab.suites.questions import Questions, is_file
+from anchorlora_lab.suites.questions import EvalProgress, Questions, is_file
 from anchorlora_lab.suites.reader import Reader, quiet
 
 NOT_FRACTIONS = {  # names of lm_eval's metrics and aggregations that are on other scales

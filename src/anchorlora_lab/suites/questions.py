@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora_lab.suites import mmlu
 from anchorlora_lab.suites.evaluation import PROMPTS
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 SUITES = {  # what practitioners look at for forgetting
     "forgetting": (mmlu.NAME, "arc_challenge", "hellaswag", "winogrande", "truthfulqa_mc2", "gsm8k", "ifeval"),
@@ -57,3 +61,28 @@ def named(tasks: Iterable[str], *, suites: Iterable[str] = (), prompts: bool = F
 def is_file(task: str) -> bool:
     """Return True if a task is given as a file rather than by name."""
     return task.endswith((".yaml", ".yml")) or os.sep in task
+
+
+class EvalProgress:
+    """Progress while a model is evaluated, on a bar if there is one; `note` takes what the user should know."""
+
+    def __init__(self, bar: Progress | None = None, note: Callable[[str], None] = lambda line: None) -> None:
+        self.bar, self.note = bar, note
+        self.what = ""
+        self.task: TaskID | None = None
+
+    def measures(self, what: str) -> None:
+        """Called before a model is evaluated."""
+        self.what = what
+
+    def begins(self, inputs: int) -> None:
+        """Called before a series of inputs."""
+        if self.bar is not None:
+            if self.task is not None:
+                self.bar.remove_task(self.task)
+            self.task = self.bar.add_task(self.what, total=inputs)
+
+    def advance(self, inputs: int) -> None:
+        """Called after some inputs."""
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, advance=inputs)

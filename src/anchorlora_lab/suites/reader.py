@@ -19,7 +19,7 @@ from torch import Tensor
 from anchorlora.errors import NotFinite
 from anchorlora.features.layout import common_prefix, pack
 from anchorlora.models.packing import packed, unpackable
-from anchorlora_lab.suites.progress import EvalProgress
+from anchorlora_lab.suites.questions import EvalProgress
 
 SAMPLE = 64  # tokens of an input by which it is seen whether the model reads packed rows
 
