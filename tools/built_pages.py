@@ -27,8 +27,7 @@ from anchorlora.methods.choice import MEASURED
 from anchorlora.recipes import standard_cl
 from anchorlora.train.request import default_recipe
 from anchorlora_lab.frontier.bench import read_records
-from anchorlora_lab.frontier.picture import picture
-from anchorlora_lab.frontier.tables import difference, frontier_tables, points_of
+from anchorlora_lab.frontier.tables import difference, frontier_tables, picture, points_of, spanned
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.figures.style import as_bytes
 
@@ -79,10 +78,7 @@ def frontier_beside_a_rival(model: str) -> str:
     for (name, epoch, scale), of in rows.items():
         mine = [of[cluster] for cluster in shared]
         less = difference([(rows[("fold-16", epoch, 1)][cluster], of[cluster]) for cluster in shared])
-        spans = [
-            "{:+.1f} ({:+.1f} to {:+.1f})".format(a, *b)
-            for a, b in ((less.learned, less.learned_interval), (less.kept, less.kept_interval))
-        ]
+        spans = [spanned(less.learned, less.learned_interval), spanned(less.kept, less.kept_interval)]
         means = [
             fmean(p.learned for p in mine),
             fmean(p.kept for p in mine),

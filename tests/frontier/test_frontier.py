@@ -133,7 +133,7 @@ def data(tmp_path_factory):
 def test_runs_go_on_where_they_stopped_and_the_table_tells_them(data, tmp_path, monkeypatch):
     rows = (Row("plain", rates=(1e-3,), scales=(0.5,)), Row("own", "fold-16", rates=(1e-3,), scales=(0.5,), own=0.5, kl=0.1))
     monkeypatch.setattr("anchorlora_lab.frontier.bench.ROWS", rows)
-    monkeypatch.setattr("anchorlora_lab.frontier.abilities.Demand.met", lambda demand, text: 0.0)  # IFEval's checkers fetch words
+    monkeypatch.setattr("anchorlora_lab.frontier.skills.Demand.met", lambda demand, text: 0.0)  # IFEval's checkers fetch words
     sizes = {"train": 8, "test": 4, "instructions": 2, "facts": 4, "choices": 2, "chats": 2, "passages": 2, "own": 4}
     options = {"skill_names": ["labels"], "seeds": (1,), "sizes": sizes, "say": lambda _: None}
     assert bench("embedded:mini", tmp_path, data, most=1, **options) == 1

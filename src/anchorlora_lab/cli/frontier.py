@@ -52,8 +52,7 @@ def frontier(
     """
     from anchorlora.errors import InvalidValue
     from anchorlora_lab.frontier.bench import bench, folder_of, read_records
-    from anchorlora_lab.frontier.picture import picture
-    from anchorlora_lab.frontier.tables import chosen_rates, frontier_tables
+    from anchorlora_lab.frontier.tables import chosen_rates, frontier_tables, picture
     from anchorlora_lab.report.figures.style import as_bytes
     from anchorlora_lab.report.writers import markdown, text
 

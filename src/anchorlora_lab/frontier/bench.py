@@ -171,8 +171,8 @@ def bench(
 
 def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[str, Any]:
     """Train a run and measure its points."""
-    from anchorlora_lab.frontier.abilities import human_chats
     from anchorlora_lab.frontier.engine import Beside, train
+    from anchorlora_lab.frontier.skills import human_chats
 
     size = measures.sizes
     examples = [subject.encoded(i, item.prompt, item.answer) for i, item in enumerate(skill.drawn(size.train, run.seed))]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from anchorlora import embedded
@@ -24,17 +25,18 @@ from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.config import BaseModelSettings
 from anchorlora.constraints import AnswerSensitivity
 from anchorlora.constraints.base import ActiveConstraint
-from anchorlora.continual.batches import MicroBatch, Window, example_losses, loss_named, micro_batch, packed_row, rows_of, windows
-from anchorlora.continual.decode import Answering, decode
+from anchorlora.continual.batches import MicroBatch, Window, loss_named, micro_batch, packed_row, rows_of, windows
+from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.learn import Learner, Rules, learning
+from anchorlora.continual.losses import ExampleLosses
 from anchorlora.data import Encoded, Example, Sample, read_samples
-from anchorlora.data.templates import rendered, stop_ids
+from anchorlora.data.templates import rendered
 from anchorlora.devices import in_float64
 from anchorlora.features import read_cores
 from anchorlora.features.files import read_tensors
 from anchorlora.methods import METHODS
 from anchorlora.models.cores_from_text import CoreRule, cores_of_samples
-from anchorlora.models.load import LoadedModel, ends_of, load_base_model
+from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.models.own_text import own_text
 from anchorlora.models.packing import packed, unpackable
 from anchorlora.processes import accelerator_on
@@ -69,7 +71,6 @@ class Subject:
         self.device, self.tokenizer = self.loaded.device, self.loaded.tokenizer
         self.stack = AdapterStack(self.loaded.model, targets="all-linear", rank=RANK, alpha=ALPHA)
         self.stack.open(torch.Generator().manual_seed(0))
-        self.stops = stop_ids(self.tokenizer, ends_of(self.loaded.model))
         self.pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
         sample = [self.encoded(0, SAMPLE, words) for words in ("one", "two and three", "four")]
         self.unpacked = unpackable(self.model, [e.prompt + e.answer for e in sample])
@@ -150,35 +151,15 @@ class Subject:
             yield batch, self.logits(batch).log_softmax(-1)
 
     def answers(self, prompts: Sequence[str], *, max_new_tokens: int, batch: int = 24) -> list[str]:
-        """Return greedy answers, decoded together by length."""
-        self.model.eval()
-        encoded = [self.prompt(text) for text in prompts]
-        order, texts = sorted(range(len(prompts)), key=lambda i: len(encoded[i])), [""] * len(prompts)
-        for start in range(0, len(order), batch):
-            chosen = order[start : start + batch]
-            rows = self._decoded([encoded[i] for i in chosen], max_new_tokens)
-            for i, ids in zip(chosen, rows, strict=True):
-                ids = ids[: next((n for n, token in enumerate(ids) if token in self.stops), len(ids))]
-                texts[i] = self.tokenizer.decode(ids, skip_special_tokens=True).strip()
-        return texts
+        """Return greedy answers."""
+        packed = self.unpacked is None
+        scorer = Scorer(self.model, self.tokenizer, max_new_tokens, batch, self.device, share_prefix=False, packed=packed)
+        return [text.strip() for text in scorer.texts([self.prompt(text) for text in prompts])]
 
-    def _decoded(self, prompts: Sequence[Sequence[int]], longest: int) -> list[list[int]]:
-        if self.unpacked is None:
-            return decode(self.model, prompts, Answering(self.stops, longest))
-        from anchorlora.continual.batches import padded
-
-        inputs = padded(prompts, self.pad)
-        with torch.inference_mode():
-            ids = self.model.generate(
-                input_ids=inputs["input_ids"],
-                attention_mask=inputs["attention_mask"],
-                max_new_tokens=longest,
-                do_sample=False,
-                eos_token_id=sorted(self.stops),
-                pad_token_id=self.pad,
-            )
-        rows: list[list[int]] = ids[:, inputs["input_ids"].shape[1] :].tolist()
-        return rows
+    def losses(self, examples: Sequence[Encoded]) -> ExampleLosses:
+        """Return the losses of examples, for constraints that ask what answers or gradients depend on."""
+        packed = self.unpacked is None
+        return ExampleLosses(self.model, lambda count: examples[:count], self.device, packed=packed, pad=self.pad)
 
     # made once for a model
 
@@ -219,7 +200,7 @@ class Subject:
             if "default" not in self.model.peft_config:
                 self.stack.open(torch.Generator().manual_seed(0))
             with self.scaled(0.0):
-                found = AnswerSensitivity(SENSITIVE).end_task(self.stack.anchor(losses=Losses(self, encoded)))
+                found = AnswerSensitivity(SENSITIVE).end_task(self.stack.anchor(losses=self.losses(encoded)))
             write_tensors(path, found)
 
         seconds = made_once(path, write)
@@ -242,8 +223,6 @@ class Subject:
 
 def made_once(path: Path, write: Callable[[], None]) -> float:
     """Let a file be written unless it is there; return the CPU seconds that writing it took.  One process writes, others wait."""
-    from filelock import FileLock
-
     path.parent.mkdir(parents=True, exist_ok=True)
     clock = path.with_name(f"{path.name}.seconds")
     with FileLock(f"{path}.lock"):
@@ -253,35 +232,6 @@ def made_once(path: Path, write: Callable[[], None]) -> float:
             write()
             clock.write_text(repr(time.process_time() - began))
     return float(clock.read_text())
-
-
-@dataclass(frozen=True)
-class Losses:
-    """Losses of examples, for constraints that ask what answers or gradients depend on."""
-
-    subject: Subject
-    examples: Sequence[Encoded]
-
-    def __call__(self, count: int) -> Iterator[Tensor]:
-        """Yield the loss of one example after the other."""
-        for example in self.examples[:count]:
-            yield self._of([example])[0]
-
-    def together(self, count: int) -> Iterator[Tensor]:
-        """Yield the losses of several examples at a time."""
-        if self.subject.unpacked is not None:
-            yield from (loss[None] for loss in self(count))
-            return
-        for group in rows_of(self.examples[:count], 512, share=False):
-            yield self._of(group)
-
-    def _of(self, group: Sequence[Encoded]) -> Tensor:
-        subject = self.subject
-        subject.model.eval()
-        batch = packed_row(group, share=False) if subject.unpacked is None else micro_batch(group, pad=subject.pad)
-        with packed(subject.model, batch.layout):
-            outputs = subject.model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
-        return example_losses(outputs.logits, batch)
 
 
 @dataclass(frozen=True)
@@ -365,7 +315,7 @@ def train(
     subject.open(QV if row.qv else "all-linear")
     stack = subject.stack
     method.plan.begin_task(stack, torch.Generator().manual_seed(seed), first=True)
-    anchor = stack.anchor(cores=cores, past=memory, losses=Losses(subject, examples))
+    anchor = stack.anchor(cores=cores, past=memory, losses=subject.losses(examples))
     constraints: list[Any] = list(with_start(method).at(2)) if row.method != PLAIN else []
     if row.kl:
         constraints.append(OwnTextDivergence(subject, chats, row.kl))

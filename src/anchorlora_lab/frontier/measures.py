@@ -15,9 +15,8 @@ from torch import Tensor
 
 from anchorlora.data import Encoded, Example
 from anchorlora.devices import in_float64
-from anchorlora_lab.frontier.abilities import choices, fact_score, facts, instructions, passages
 from anchorlora_lab.frontier.engine import Subject
-from anchorlora_lab.frontier.skills import Skill
+from anchorlora_lab.frontier.skills import Skill, choices, fact_score, facts, instructions, passages
 
 DIGITS = 5
 

@@ -7,14 +7,16 @@ each a skill with a seed, with the examples drawn again inside.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from anchorlora.pages.table import Column, Table
+from anchorlora.pages.table import Column, Table, Value
+from anchorlora_lab.report.figures.style import COLORS, LINES, OTHERS, REFERENCE
 
 PLAIN, BEFORE = "plain", "before"
 SLACK = 0.5  # points of learning that a row may lack of plain LoRA's best
@@ -156,6 +158,31 @@ def difference(pairs: Sequence[tuple[Point, Point]]) -> Difference:
     return Difference(learned, interval(new), kept, interval(old))
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A row of the table: its chosen setting, what it gives there, and how that differs from plain LoRA."""
+
+    name: str
+    data: str
+    setting: Setting
+    members: Sequence[Point]
+    less: Difference
+
+    def mean(self, of: Callable[[Point], float]) -> float:
+        """The mean of a value over the row's points."""
+        return fmean(map(of, self.members))
+
+    @property
+    def changes(self) -> list[float]:
+        """The changes of all examples of old abilities."""
+        return [change for p in self.members for values in p.changes.values() for change in values]
+
+
+def spanned(difference: float, interval: tuple[float, float]) -> str:
+    """A difference with its interval, as text."""
+    return "{:+.1f} ({:+.1f} to {:+.1f})".format(difference, *interval)
+
+
 def frontier_tables(records: Sequence[Mapping[str, Any]], *, choosing: Sequence[str]) -> list[Table]:
     """The frontier on the skills that choose, and on the others as far as they have runs."""
     skills = dict.fromkeys(record["skill"] for record in records if record["row"] == PLAIN)
@@ -174,52 +201,68 @@ def frontier_table(records: Sequence[Mapping[str, Any]], title: str, *, choosing
     data = {record["row"]: record["data"] for record in records}
     by_place = {(p.row, p.setting, p.cluster): p for p in test}
     abilities = sorted({name for point in test for name in point.changes})
-    rows = []
+    entries = []
     for name, (setting, enough) in settings.items():
         members = [point for point in test if (point.row, point.setting) == (name, setting)]
         pairs = [(p, by_place.get((PLAIN, settings[PLAIN][0], p.cluster))) for p in members]
-        both = [(a, b) for a, b in pairs if b is not None]
-        if not both:
-            continue
-        less = difference(both)
-        losses = sum(change < 0 for p in members for values in p.changes.values() for change in values)
-        gains = sum(change > 0 for p in members for values in p.changes.values() for change in values)
-        rows.append(
-            (
-                name if enough else f"{name} †",
-                data[name],
-                f"{setting[0]:g}, {setting[1]}, {setting[2]:g}",
-                len({p.cluster for p in members}),
-                fmean(p.learned for p in members),
-                "{:+.1f} ({:+.1f} to {:+.1f})".format(less.learned, *less.learned_interval),
-                fmean(p.kept for p in members),
-                "{:+.1f} ({:+.1f} to {:+.1f})".format(less.kept, *less.kept_interval),
-                *(100 * fmean(fmean(p.changes[ability]) for p in members) for ability in abilities),
-                f"{losses}, {gains}",
-                fmean(p.kl["chats"] for p in members),
-                fmean(p.kl["passages"] for p in members),
-                fmean(p.norm for p in members),
-                fmean(p.seconds for p in members),
-                fmean(p.bytes for p in members) / 2**20,
-            )
-        )
-    columns = (
-        *(Column("row"), Column("data"), Column("rate, epochs, scale"), Column("n"), Column("new", 1, better="higher")),
-        *(Column("less plain"), Column("kept", 1, better="higher"), Column("less plain's")),
-        *(Column(ability, 1) for ability in abilities),
-        *(
-            Column("lost, gained"),
-            Column("KL own", 3),
-            Column("KL human", 3),
-            Column("norm", 2),
-            Column("CPU s", 0),
-            Column("MiB", 1),
-        ),
-    )
+        if both := [(a, b) for a, b in pairs if b is not None]:
+            entries.append(Entry(name if enough else f"{name} †", data[name], setting, members, difference(both)))
+    entries.sort(key=lambda entry: ("†" in entry.name, -entry.mean(lambda p: p.kept)))
+    measures: list[tuple[Column, Callable[[Entry], Value]]] = [
+        (Column("row"), lambda e: e.name),
+        (Column("data"), lambda e: e.data),
+        (Column("rate, epochs, scale"), lambda e: "{:g}, {}, {:g}".format(*e.setting)),
+        (Column("n"), lambda e: len({p.cluster for p in e.members})),
+        (Column("new", 1, better="higher"), lambda e: e.mean(lambda p: p.learned)),
+        (Column("less plain"), lambda e: spanned(e.less.learned, e.less.learned_interval)),
+        (Column("kept", 1, better="higher"), lambda e: e.mean(lambda p: p.kept)),
+        (Column("less plain's"), lambda e: spanned(e.less.kept, e.less.kept_interval)),
+        *((Column(name, 1), lambda e, name=name: 100 * e.mean(lambda p: fmean(p.changes[name]))) for name in abilities),
+        (Column("lost, gained"), lambda e: f"{sum(c < 0 for c in e.changes)}, {sum(c > 0 for c in e.changes)}"),
+        (Column("KL own", 3), lambda e: e.mean(lambda p: p.kl["chats"])),
+        (Column("KL human", 3), lambda e: e.mean(lambda p: p.kl["passages"])),
+        (Column("norm", 2), lambda e: e.mean(lambda p: p.norm)),
+        (Column("CPU s", 0), lambda e: e.mean(lambda p: p.seconds)),
+        (Column("MiB", 1), lambda e: e.mean(lambda p: p.bytes) / 2**20),
+    ]
     note = (
         "new: score on held-out examples of the new skill, %. kept: mean change of old abilities, in points; then its parts. "
         "lost, gained: examples of old abilities that turned wrong, right. n: pairs of skill and seed. "
         "† learns less than plain LoRA at its best rate, at every setting."
     )
-    rows.sort(key=lambda row: ("†" in row[0], -row[6]))
-    return Table("frontier", f"Learning and keeping, {title}", columns, tuple(rows), note)
+    rows = tuple(tuple(of(entry) for _, of in measures) for entry in entries)
+    return Table("frontier", f"Learning and keeping, {title}", tuple(column for column, _ in measures), rows, note)
+
+
+PANELS = {"without old data": ("none", "own text"), "with old data": ("old data",)}
+
+
+def picture(records: Iterable[Mapping[str, Any]], skills: Sequence[str] = ()) -> Figure:
+    """Draw a point for each rate, epoch and scale, joined in the order of what they learn; odd places of examples."""
+    records = [record for record in records if not skills or record["skill"] in skills]
+    points = [point.half(1) for point in points_of(records)]
+    data = {record["row"]: record["data"] for record in records}
+    panels = {title: kinds for title, kinds in PANELS.items() if any(data[point.row] in kinds for point in points)}
+    figure = Figure(figsize=(6.8 * max(1, len(panels)), 5.2), layout="constrained")
+    axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
+    for at, (title, kinds) in zip(axes, panels.items(), strict=True):
+        rows = dict.fromkeys(point.row for point in points if data[point.row] in kinds)
+        for i, name in enumerate(rows):
+            members = settings_of([point for point in points if point.row == name]).values()
+            curve = sorted((fmean(p.learned for p in group), fmean(p.kept for p in group)) for group in members)
+            at.plot(
+                *zip(*curve, strict=True),
+                color=COLORS[i % len(COLORS)],
+                marker=OTHERS[i // len(COLORS) % len(OTHERS)],
+                linestyle=LINES[i // len(COLORS) % len(LINES)],
+                markersize=4,
+                linewidth=1,
+                label=name,
+            )
+        at.axhline(0, color=REFERENCE, linewidth=0.8)
+        at.set_title(title, fontsize="medium")
+        at.set_xlabel("new skill, % right")
+        at.grid(alpha=0.25)
+        at.legend(fontsize="x-small", ncols=2, loc="lower left")
+    axes[0].set_ylabel("old abilities, change in points")
+    return figure
