@@ -16,10 +16,11 @@ from anchorlora.store.selection import FILE, read_selection
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.figures import looks_of
 from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.layout import NOTES
 from anchorlora_lab.report.page import all_pictures, all_tables
 from anchorlora_lab.report.records import mean
-from anchorlora_lab.report.tables.pairs import TESTED, pairs_between
-from anchorlora_lab.report.tables.references import MARK, References
+from anchorlora_lab.report.tables.pairs import TESTED
+from anchorlora_lab.report.tables.references import References
 from anchorlora_lab.report.tables.scores import interval_over_examples, unlearned
 from results_mechanism import brake, brake_tests, correlation, gradient, lowered, precision, ranks, rows, rows_tests, unaligned
 from results_studies import RESULTS, ROOT, all_comparisons, report, row_of
@@ -152,7 +153,7 @@ def methods(study: str) -> str:
         "interval of the mean difference over test examples (paired bootstrap within each task), not over seeds."
     )
     if marked:
-        note = f"{note} {MARK.format(line=references.line)}"
+        note = f"{note} {NOTES['unlearned'].format(line=references.line)}"
     return f"{tabulate(told, headings, tablefmt='github', disable_numparse=True)}\n\n{note}"
 
 
@@ -172,7 +173,7 @@ def test(folder: str, one: str, other: str, score: str) -> str:
 def examples(where: str) -> str:
     """A comparison where too few runs are paired for a test: "real/grid:sfor:seq-lora:AA", with its interval over test examples."""
     folder, one, other, score = where.split(":")
-    pairs = pairs_between(Grid.of(report(folder)[1]), one, other)
+    pairs = Grid.of(report(folder)[1]).pairs(one, other)
     low, high = interval_over_examples([pair.one for pair in pairs], [pair.other for pair in pairs], name=score)
     change = mean([pair.change(score) for pair in pairs])
     many = "one pair of runs" if len(pairs) == 1 else f"{len(pairs)} pairs of runs"

@@ -42,8 +42,7 @@ from anchorlora.store.tensors import open_weights
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.chapters import chapters_of
 from anchorlora_lab.report.comparability import studies_of
-from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.trace import read_trace
+from anchorlora_lab.report.records import find_runs, read_trace
 from anchorlora_lab.suites.evaluation import read_evaluation
 from faults.mutations import mutated
 from reports import made

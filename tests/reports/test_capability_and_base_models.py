@@ -7,8 +7,8 @@ import pytest
 
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.records import find_runs
+from anchorlora_lab.report.tables.answers import evaluation_table
 from anchorlora_lab.report.tables.base_models import base_model_tables
-from anchorlora_lab.report.tables.evaluation import evaluation_table
 
 
 def evaluated(tmp_path, *facts):

@@ -50,7 +50,7 @@ def names_of(figure):
 
 @pytest.mark.parametrize("name", ["accuracy", "aa-fm", "drift", "cores", "energy"])
 def test_every_method_is_named_in_the_panel_of_its_family(name, whole):
-    figure = FIGURES[name].draw(whole, looks_of(whole))
+    figure = FIGURES[name](whole, looks_of(whole))
     assert names_of(figure) >= set(made.DEFINITIONS)
     left = {text.get_text().split(" (")[0] for text in figure.axes[0].get_legend().get_texts()}
     assert left & set(made.DEFINITIONS) == {m for m, d in made.DEFINITIONS.items() if d.startswith("Shared()")}
@@ -61,7 +61,7 @@ def test_every_method_is_named_in_the_panel_of_its_family(name, whole):
 @pytest.mark.parametrize("name", OF_ONE_STUDY)
 def test_a_figure_is_the_same_bytes_again_and_large_enough(name, three, traces, tmp_path):
     runs = traces if name == "trajectories" else three
-    figures = [FIGURES[name].draw(runs, looks_of(runs)) for _ in range(2)]
+    figures = [FIGURES[name](runs, looks_of(runs)) for _ in range(2)]
     first, again = map(as_png, figures)
     assert first == again
     assert min(text.get_fontsize() for text in figures[0].findobj(Text) if text.get_text()) > 6.75  # points: 9 pixels on a phone
@@ -78,7 +78,7 @@ def test_no_two_methods_look_alike_and_each_looks_the_same_everywhere(whole):
     assert len(set(COLORS)) == len(COLORS)
     assert len(set(markers)) == len(markers)
     for name in ("accuracy", "drift", "cores", "energy"):
-        figure = FIGURES[name].draw(whole, looks)
+        figure = FIGURES[name](whole, looks)
         for axes in figure.axes:
             for method, line in lines_of(axes).items():
                 if method in looks:
@@ -93,7 +93,7 @@ def test_more_methods_than_colors_still_look_different(tmp_path):
 
 
 def test_drift_is_drawn_on_a_logarithmic_axis_at_the_recorded_values(three):
-    shared, blocks = FIGURES["drift"].draw(three, looks_of(three)).axes
+    shared, blocks = FIGURES["drift"](three, looks_of(three)).axes
     assert shared.get_yscale() == blocks.get_yscale() == "log"
     assert list(lines_of(shared)["sfor"].get_ydata()) == pytest.approx([6.7e-9] * 3)
     assert list(lines_of(blocks)["o-lora-hard"].get_ydata()) == pytest.approx([2.2e-9] * 3)
@@ -102,31 +102,31 @@ def test_drift_is_drawn_on_a_logarithmic_axis_at_the_recorded_values(three):
 
 
 def test_powers_of_ten_are_text(three):
-    at = FIGURES["drift"].draw(three, looks_of(three)).axes[0]
+    at = FIGURES["drift"](three, looks_of(three)).axes[0]
     told = at.yaxis.get_major_formatter()
     assert [told(value, 0) for value in (1e-7, 1.0, 1e3, 0.2)] == ["10⁻⁷", "10⁰", "10³", "0.2"]
 
 
 def test_accuracy_is_drawn_as_the_mean_over_the_tasks_so_far_with_a_band_over_seeds_of_one_order(three, whole):
-    axes = FIGURES["accuracy"].draw(three, looks_of(three)).axes[0]
+    axes = FIGURES["accuracy"](three, looks_of(three)).axes[0]
     triangle, shift = records.TRIANGLES["sfor"], (-0.5 + 0.0 + 1.0) / 3
     means = [sum(row) / len(row) + shift for row in triangle]
     assert list(lines_of(axes)["sfor"].get_ydata()) == pytest.approx(means)
     band = axes.collections[1].get_paths()[0].vertices  # of the second method, sfor
     assert max(band[:, 1]) == pytest.approx(max(means) + statistics.stdev([-0.5, 0.0, 1.0]))
-    bands = FIGURES["accuracy"].draw(whole, looks_of(whole)).axes[0].collections
+    bands = FIGURES["accuracy"](whole, looks_of(whole)).axes[0].collections
     assert not any(isinstance(each, PolyCollection) for each in bands)
 
 
 def test_accuracy_against_forgetting_marks_each_method_at_its_means(three):
-    axes = FIGURES["aa-fm"].draw(three, looks_of(three)).axes[0]
+    axes = FIGURES["aa-fm"](three, looks_of(three)).axes[0]
     marks = {c.get_label().split(" (")[0]: c.get_offsets()[0] for c in axes.collections if not c.get_label().startswith("_")}
     mine = [run.record.scores for run in three if run.method == "sfor"]
     assert list(marks["sfor"]) == pytest.approx([statistics.mean(s.FM for s in mine), statistics.mean(s.AA for s in mine)])
 
 
 def test_trajectories_are_means_over_seeds_and_end_where_the_endpoints_stand(traces):
-    figure = FIGURES["trajectories"].draw(traces, looks_of(traces))
+    figure = FIGURES["trajectories"](traces, looks_of(traces))
     top, _, bottom, _ = figure.axes
     points = [made.points("sfor", seed=seed) for seed in made.SEEDS]
     line = lines_of(top)["sfor"]
@@ -146,15 +146,15 @@ def test_trajectories_are_means_over_seeds_and_end_where_the_endpoints_stand(tra
 
 
 def test_accuracy_has_intervals_of_the_mean_where_runs_suffice(whole, three):
-    axes = FIGURES["accuracy"].draw(whole, looks_of(whole)).axes[0]
+    axes = FIGURES["accuracy"](whole, looks_of(whole)).axes[0]
     mine = [statistics.mean(run.record.accuracy[-1]) for run in whole if run.method == "seq-lora"]
     ends = axes.containers[0].lines[2][0].get_segments()[-1][:, 1]
     assert list(ends) == pytest.approx(mean_interval(mine))
-    assert not FIGURES["accuracy"].draw(three, looks_of(three)).axes[0].containers
+    assert not FIGURES["accuracy"](three, looks_of(three)).axes[0].containers
 
 
 def test_cores_are_drawn_at_their_geometric_means(whole):
-    axes = FIGURES["cores"].draw(whole, looks_of(whole)).axes[0]
+    axes = FIGURES["cores"](whole, looks_of(whole)).axes[0]
     last = [run.record.drift[-1] for run in whole if run.method == "sfor"]
     by_hand = [math.exp(statistics.mean(math.log(getattr(d, f)) for d in last)) for f in ("rho", "rho_first", "rho_union")]
     assert list(lines_of(axes)["sfor"].get_ydata()) == pytest.approx(by_hand)
@@ -166,26 +166,26 @@ def test_names_with_signs_of_formulas_are_drawn_as_words(name, tmp_path):
     odd = {"method": made.run("sfor", name=r"_$\frac$").method, "order": [r"$\a$", "$^$"]}
     runs = find_runs([made.traced(tmp_path, ("sfor",), (42,))])
     runs = [replace(run, record=run.record.model_copy(update=odd)) for run in runs]
-    figure = FIGURES[name].draw(runs, looks_of(runs))
+    figure = FIGURES[name](runs, looks_of(runs))
     legends = [text.get_text() for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
     assert name in ("cost", "stages", "heat", "paths") or any(r"_\$\frac\$" in text for text in legends)
     assert as_png(figure)
 
 
 def test_accuracy_against_forgetting_shares_both_axes_and_has_intervals_where_runs_suffice(whole, three):
-    left, right = FIGURES["aa-fm"].draw(whole, looks_of(whole)).axes
+    left, right = FIGURES["aa-fm"](whole, looks_of(whole)).axes
     assert (left.get_xlim(), left.get_ylim()) == (right.get_xlim(), right.get_ylim())
     assert len(left.containers) == 8  # nine runs of each method
     mine = [run.record.scores.FM for run in whole if run.method == "seq-lora"]
     ends = left.containers[0].lines[2][0].get_segments()[0][:, 0]
     assert list(ends) == pytest.approx(mean_interval(mine))
-    assert not FIGURES["aa-fm"].draw(three, looks_of(three)).axes[0].containers[0].lines[2]
+    assert not FIGURES["aa-fm"](three, looks_of(three)).axes[0].containers[0].lines[2]
 
 
 def test_paths_show_rho_of_every_task_and_run_of_the_methods_that_differ_in_them(whole):
     drawn = [methods_with_paths(whole, family) for family in ("shared", "cumulative")]
     assert all(drawn)
-    for at, methods in zip(FIGURES["paths"].draw(whole, looks_of(whole)).axes, drawn, strict=True):
+    for at, methods in zip(FIGURES["paths"](whole, looks_of(whole)).axes, drawn, strict=True):
         for place, method in enumerate(methods):
             drifts = [d.rho for run in whole if run.method == method for d in run.record.drift]
             dots, middle = at.collections[2 * place : 2 * place + 2]
@@ -196,7 +196,7 @@ def test_paths_show_rho_of_every_task_and_run_of_the_methods_that_differ_in_them
 
 @pytest.mark.parametrize(("name", "style"), [("cores", "None"), ("energy", "None"), ("drift", "-"), ("accuracy", "-")])
 def test_lines_join_what_follows_in_time_and_no_categories(name, style, whole):
-    axes = FIGURES[name].draw(whole, looks_of(whole)).axes[0]
+    axes = FIGURES[name](whole, looks_of(whole)).axes[0]
     styles = {line.get_linestyle() for method, line in lines_of(axes).items() if method in made.DEFINITIONS}
     assert ("None" in styles) == (style == "None")
     assert style in styles
@@ -243,7 +243,7 @@ def test_colors_are_apart_for_readers_without_red_or_green_cones(matrix):
 
 
 def test_stages_show_an_unprotected_method_beside_the_best_protected_one(three):
-    figure = FIGURES["stages"].draw(three, looks_of(three))
+    figure = FIGURES["stages"](three, looks_of(three))
     assert [at.get_title() for at in figure.axes] == records.ORDER
     told = [text.get_text() for text in figure.legends[0].get_texts()]
     assert told == ["seq-lora (unprotected, mean of 3 runs)", "o-lora-hard (protected, mean of 3 runs)"]
@@ -260,7 +260,7 @@ def test_one_run_has_intervals_over_examples_where_its_answers_are_known(tmp_pat
     (_, second, *_) = run.record.accuracy
     answers = {(task, i): i < 52 for task in records.ORDER for i in range(100)}
     run.__dict__["answers"] = {"AA": answers, "LA": answers}  # where the cached property keeps them
-    at = FIGURES["stages"].draw([run], looks_of([run])).axes[1]
+    at = FIGURES["stages"]([run], looks_of([run])).axes[1]
     first, between, _ = (segment[:, 1] for segment in at.containers[0].lines[2][0].get_segments())
     assert second[1] == 52
     assert [round(end, 1) for end in first] == [42.3, 61.5]  # Wilson's interval of 52 in 100
@@ -270,7 +270,7 @@ def test_one_run_has_intervals_over_examples_where_its_answers_are_known(tmp_pat
 @pytest.mark.parametrize("orders", [("order1",), ("order1", "order3")])
 def test_heat_maps_show_the_means_over_runs_of_every_method_on_one_scale(orders, tmp_path):
     runs = find_runs([made.save(tmp_path, *made.grid(("sfor", "seq-lora"), orders))])
-    figure = FIGURES["heat"].draw(runs, looks_of(runs))
+    figure = FIGURES["heat"](runs, looks_of(runs))
     at, texts = figure.axes[0], [text.get_text() for text in figure.axes[0].texts]
     assert {mesh.get_clim() for mesh in at.collections} == {at.collections[0].get_clim()}
     assert len(at.collections) == 2
@@ -282,7 +282,7 @@ def test_heat_maps_show_the_means_over_runs_of_every_method_on_one_scale(orders,
 
 @pytest.mark.drawn(3)
 def test_vector_forms_are_the_same_bytes_again_and_name_no_time(three):
-    first, again = (as_bytes(FIGURES["aa-fm"].draw(three, looks_of(three)), ("png", "pdf", "svg")) for _ in range(2))
+    first, again = (as_bytes(FIGURES["aa-fm"](three, looks_of(three)), ("png", "pdf", "svg")) for _ in range(2))
     assert first == again
     assert first["pdf"].startswith(b"%PDF")
     assert b"<svg" in first["svg"]
@@ -298,7 +298,7 @@ def test_base_models_are_drawn_against_each_other_at_each_methods_means(tmp_path
     runs = find_runs([tmp_path])
     (chapter,) = [chapter for chapter in chapters_of(studies_of(runs)) if chapter.study is None]
     assert chapter.sections[0].figures == ("base-models",)
-    figure = FIGURES["base-models"].draw(chapter.spanned, looks_of(runs))
+    figure = FIGURES["base-models"](chapter.spanned, looks_of(runs))
     aa, bwt = figure.axes
     assert (aa.get_xlabel(), bwt.get_ylabel()) == (r"AA on \$two\$, %", "BWT on one, percentage points")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["sfor", "o-lora"], "ewc ran on one of them alone"
@@ -312,4 +312,4 @@ def test_base_models_are_drawn_against_each_other_at_each_methods_means(tmp_path
                 for name in ("$two$", "one")
             ]
             assert marks[method] == pytest.approx(means)
-    assert as_png(figure) == as_png(FIGURES["base-models"].draw(chapter.spanned, looks_of(runs)))
+    assert as_png(figure) == as_png(FIGURES["base-models"](chapter.spanned, looks_of(runs)))

@@ -16,7 +16,7 @@ from anchorlora_lab.report.page import all_tables
 from anchorlora_lab.report.records import find_runs
 from anchorlora_lab.report.tables.drift import drift_table
 from anchorlora_lab.report.tables.energy import cost_table
-from anchorlora_lab.report.tables.pairs import paired_table, shared_components
+from anchorlora_lab.report.tables.pairs import component_table, paired_table
 from anchorlora_lab.report.tables.scores import complete_table, main_table
 from golden import assert_golden
 
@@ -103,8 +103,7 @@ def test_latex_has_a_caption_a_label_and_the_papers_groups_in_their_order(tmp_pa
 
 def test_the_papers_values_can_be_left_out(tmp_path):
     runs = find_runs([made.save(tmp_path, *made.papers_own(made.grid(("projected-lora", "sfor"))))])
-    for make in (main_table, shared_components):
-        table = make(runs)
+    for table in (main_table(runs), component_table(runs, "shared")):
         assert any("paper" in column.heading for column in table.columns)
         ours = table.ours()
         assert "paper" not in writers.text(ours)

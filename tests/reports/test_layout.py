@@ -131,7 +131,7 @@ def test_every_other_method_is_compared_with_the_reference_and_stands_beside_it_
     reference = data.draw(st.sampled_from(grid.methods))
     assert compared(grid, reference) == [(method, reference) for method in grid.methods if method != reference]
     for asked in (None, reference):
-        figure = FIGURES["stages"].draw(runs, looks_of(runs), asked)
+        figure = FIGURES["stages"](runs, looks_of(runs), asked)
         named = {text.get_text().split(" (")[0] for text in figure.legends[0].get_texts()}
         first = grid.orders[0]
         assert named >= {run.method for run in runs if run.order == first and (run.method not in METHODS or run.method == asked)}

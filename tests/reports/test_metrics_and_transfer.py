@@ -15,8 +15,7 @@ from anchorlora.store.json import read_json
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.page import write_report
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables.evaluation import invalid_by_seed, invalid_table
-from anchorlora_lab.report.tables.metrics import metric_tables
+from anchorlora_lab.report.tables.answers import invalid_by_seed, invalid_table, metric_tables
 from anchorlora_lab.report.tables.transfer import Flips, flips_table, forward_table, forward_transfer
 
 ORDER = ("chat", "mood")  # without labels, with labels

@@ -100,18 +100,14 @@ def refuse_other_starts(runs: Sequence[Run]) -> None:
 
 def footnote(runs: Sequence[Run]) -> str:
     """Return a sentence on the hosts, versions, and threads in which runs differ; empty if they agree."""
-    found = [_noted(run) for run in runs]
+    known = [leaves(run.record, fields=("threads", "versions", "host", "protocol")) for run in runs]
+    found = [{path: value for path, value in facts.items() if _within(path, NOTED)} for facts in known]
     parts = []
     for path in sorted({path for facts in found for path in facts}):
         values = sorted({str(facts.get(path, "absent")) for facts in found})
         if len(values) > 1:
             parts.append(f"{path} ({', '.join(values)})")
     return f"The runs differ in {'; '.join(parts)}." if parts else ""
-
-
-def _noted(run: Run) -> dict[str, Any]:
-    known = leaves(run.record, fields=("threads", "versions", "host", "protocol"))
-    return {path: value for path, value in known.items() if _within(path, NOTED)}
 
 
 def _facts(run: Run) -> dict[str, Any]:

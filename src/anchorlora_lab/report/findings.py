@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from anchorlora_lab.report.comparability import Study
-from anchorlora_lab.report.figures.stages import protected_of, unprotected_of
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.layout import value_of
 from anchorlora_lab.report.paired_tests import paired_tests
 from anchorlora_lab.report.records import Run, by_method, mean, mean_of
-from anchorlora_lab.report.tables.references import References
+from anchorlora_lab.report.tables.references import References, protected_of, unprotected_of
 from anchorlora_lab.report.tables.scores import interval_over_examples, interval_over_runs, unlearned
 
 State = Literal["good", "bad", "even", ""]
@@ -216,7 +215,8 @@ def _protection(runs: Sequence[Run]) -> Card | None:
 
 def _boundaries(runs: Sequence[Run]) -> Boundaries:
     kept = [drift.exact for run in runs for drift in run.record.drift]
-    return Boundaries(runs[0].method, promises_response(runs[0]), sum(kept), len(kept), _rho(runs))
+    rho = mean_of(drift.rho for run in runs for drift in run.record.drift)
+    return Boundaries(runs[0].method, promises_response(runs[0]), sum(kept), len(kept), rho)
 
 
 def _forgetting(runs: Sequence[Run], plain: str | None) -> Card | None:
@@ -245,12 +245,14 @@ def _choices(ranked: dict[str, list[Run]], told: dict[str, bool | None]) -> list
         return []
     said, top = [], next(iter(ranked))
     every = [run for mine in ranked.values() for run in mine]
-    for kind in KINDS:
-        names = [method for method in ranked if _kind(ranked[method][0]) == kind]
+    for grows, kind in enumerate(KINDS):  # blocks that are folded into one adapter keep its size
+        names = [method for method in ranked if ranked[method][0].record.method.grows == grows]
         if len(names) > 1:
             first = next((m for m in names if not ranked[m][0].record.method.rehearses), names[0])
             close = _as_good(first, [name for name in names if _aa(ranked[name]) <= _aa(ranked[first])], ranked)
-            take = f"take {first} ({_aa(ranked[first]):.1f} %, {_lost(ranked[first])})"
+            lost = _fm(ranked[first])
+            forgets = "nothing to forget" if lost is None else f"{lost:.1f} points forgotten"
+            take = f"take {first} ({_aa(ranked[first]):.1f} %, {forgets})"
             said.append(f"{kind}: {UNDECIDED.format(_names([first, *close], 4)) if close else take}.")
     exact = [method for method in protected_of(every) if method in ranked]
     if exact and exact[0] != top:
@@ -271,11 +273,6 @@ def _as_good(first: str, names: Sequence[str], ranked: Mapping[str, list[Run]]) 
 
 
 KINDS = ("One adapter that keeps its size, without old examples", "A new block for each task")
-
-
-def _kind(run: Run) -> str:
-    """Which of the two a method stores; blocks that are folded into one adapter keep its size."""
-    return KINDS[run.record.method.grows]
 
 
 def _missing(study: Study, told: dict[str, bool | None]) -> list[str]:
@@ -336,16 +333,6 @@ def _aa(runs: Sequence[Run]) -> float:
 
 def _fm(runs: Sequence[Run]) -> float | None:
     return mean_of(run.record.scores.FM for run in runs)
-
-
-def _lost(runs: Sequence[Run]) -> str:
-    lost = _fm(runs)
-    return "nothing to forget" if lost is None else f"{lost:.1f} points forgotten"
-
-
-def _rho(runs: Sequence[Run]) -> float | None:
-    """The mean of rho over runs and tasks."""
-    return mean_of(drift.rho for run in runs for drift in run.record.drift)
 
 
 def _names(methods: Sequence[str], most: int) -> str:

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
+from typing import Literal
 
 from anchorlora.pages.labels import order_label, paper_order
-from anchorlora_lab.report.records import Run, by_method
+from anchorlora.pages.table import Column, Table, Value
+from anchorlora_lab.report.layout import NOTES, value_of
+from anchorlora_lab.report.records import Run, by_method, deviation_of, mean_of
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs that differ in method alone."""
+
+    one: Run
+    other: Run
+
+    @property
+    def name(self) -> str:
+        """The pair as "one - other"."""
+        return f"{self.one.method} - {self.other.method}"
+
+    def change(self, name: str) -> float | None:
+        """Return the score of `one` minus the score of `other`, in percentage points; None if either is undefined."""
+        mine, theirs = value_of(self.one, name), value_of(self.other, name)
+        return None if mine is None or theirs is None else mine - theirs
 
 
 @dataclass(frozen=True)
@@ -58,12 +80,18 @@ class Grid:
 
     def of_method(self, method: str) -> list[Run]:
         """Return the runs of a method, by order and seed."""
-        return [self.there[key] for key in self._cells(method) if key in self.there]
+        known = (self.there.get((method, *place)) for place in product(self.orders, self.seeds))
+        return [run for run in known if run]
 
     @cached_property
     def groups(self) -> list[list[Run]]:
         """The runs of each method."""
         return [self.of_method(method) for method in self.methods]
+
+    def pairs(self, one: str, other: str) -> list[Pair]:
+        """Return the runs of two methods at the same order and seed."""
+        both = [(self.there.get((one, *place)), self.there.get((other, *place))) for place in product(self.orders, self.seeds)]
+        return [Pair(mine, theirs) for mine, theirs in both if mine and theirs]
 
     def count(self, method: str) -> str:
         """Return how many runs a method has, such as "8 of 9"."""
@@ -91,5 +119,55 @@ class Grid:
         seeds = [str(seed) for seed in self.seeds if (method, order, seed) not in self.there]
         return f"{order_label(order)} seed{'s' if len(seeds) > 1 else ''} {' '.join(seeds)}" if seeds else ""
 
-    def _cells(self, method: str) -> list[tuple[str, tuple[str, ...], int]]:
-        return [(method, order, seed) for order in self.orders for seed in self.seeds]
+
+Digits = int | Literal["e", "g"]
+Measure = tuple[Column, Callable[[Sequence[Run]], Value]]
+METHOD: Measure = (Column("method"), lambda runs: runs[0].method)
+ORDER: Measure = (Column("order"), lambda runs: order_label(runs[0].order))
+SEED: Measure = (Column("seed"), lambda runs: runs[0].seed)
+N: Measure = (Column("n"), len)
+
+
+def amount(n: int, what: str) -> str:
+    """Return a number of things in words."""
+    return f"{n} {what}{'s' if n != 1 else ''}"
+
+
+def pivot(
+    name: str,
+    title: str,
+    groups: Iterable[Sequence[Run]],
+    measures: Sequence[Measure],
+    note: str | None = None,
+    partial: frozenset[int] = frozenset(),
+) -> Table:
+    """Every measure of every group, with the table's own note by default."""
+    rows = tuple(tuple(of(group) for _, of in measures) for group in groups)
+    told = NOTES[name] if note is None else note
+    return Table(name, title, tuple(column for column, _ in measures), rows, told, partial)
+
+
+def by_methods(name: str, title: str, grid: Grid, measures: Sequence[Measure], note: str | None = None) -> Table:
+    """Every measure of the runs of every method; methods that lack runs are neither ranked nor compared."""
+    runs: Measure = (Column("runs"), lambda of_method: grid.count(of_method[0].method))
+    return pivot(name, title, grid.groups, [METHOD, runs, *measures], note, grid.partial).noting(grid.note)
+
+
+def by_run(name: str, title: str, grid: Grid, measures: Sequence[Measure]) -> Table:
+    """Every measure of every run."""
+    return pivot(name, title, ([run] for mine in grid.groups for run in mine), [METHOD, ORDER, SEED, *measures])
+
+
+def average(value: Callable[[Run], float | None]) -> Callable[[Sequence[Run]], float | None]:
+    """The mean of a value over the members of a group that have it."""
+    return lambda group: mean_of(map(value, group))
+
+
+def spread(value: Callable[[Run], float | None]) -> Callable[[Sequence[Run]], float | None]:
+    """The sample standard deviation of a value over the members of a group that have it."""
+    return lambda group: deviation_of(map(value, group))
+
+
+def means(values: Mapping[str, Callable[[Run], float | None]], digits: Digits = 2) -> list[Measure]:
+    """A column of means for each value, by its heading."""
+    return [(Column(heading, digits), average(value)) for heading, value in values.items()]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from importlib.resources import files
 from typing import Literal, get_args
 
 from anchorlora.errors import InvalidValue, UnknownName
@@ -22,11 +24,8 @@ COLUMNS: Mapping[str, Column] = {  # what stands in a table of scores, besides t
     "seconds": Column("seconds", 1),
     "MB": Column("MB", 0),
 }
-NOTES = {  # of the columns that no other sentence explains
-    "rho": "rho: share of a task's change that lies on protected directions, mean over tasks.",
-    "seconds": "seconds: training time of a run.",
-    "MB": "MB: peak memory of a run.",
-}
+WORDS: dict[str, dict[str, str]] = json.loads((files("anchorlora_lab.report") / "words.json").read_text(encoding="utf-8"))
+NOTES = WORDS["notes"]  # of tables by their names, and of columns that no other sentence explains
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from anchorlora_lab.report.chapters import Chapter, chapters_of
 from anchorlora_lab.report.comparability import Study, studies_of
 from anchorlora_lab.report.figures import FIGURES, Looks, as_bytes, looks_of
 from anchorlora_lab.report.grid import Grid
-from anchorlora_lab.report.layout import AS_IS, Layout
+from anchorlora_lab.report.layout import AS_IS, WORDS, Layout
 from anchorlora_lab.report.records import Run, by_method
 from anchorlora_lab.report.writers import WRITERS
 
@@ -137,11 +137,9 @@ def all_pictures(chapters: Sequence[Chapter], looks: Looks, *, forms: Sequence[s
     for number, chapter in enumerate(chapters):
         for name in (name for section in chapter.sections for name in section.figures):
             runs, prefix = (chapter.study.runs, chapter.study.prefix) if chapter.study else (chapter.spanned, "")
-            drawing = FIGURES[name]
-            reference = chapter.study.layout.reference if chapter.study else None
-            figure = drawing.draw(runs, looks, reference) if drawing.compares else drawing.draw(runs, looks)
-            found = as_bytes(figure, forms)
-            out[number, name] = Picture(prefix + name, drawing.alt, found)
+            compared = {"reference": chapter.study.layout.reference} if chapter.study and name == "stages" else {}
+            figure = FIGURES[name](runs, looks, **compared)
+            out[number, name] = Picture(prefix + name, WORDS["figures"][name], as_bytes(figure, forms))
     return out
 
 

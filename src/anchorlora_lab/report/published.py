@@ -6,9 +6,13 @@ UNITS is the one place where printed units become ours: the paper prints ratios 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
+
+from anchorlora.pages.labels import TASKS
+from anchorlora.pages.table import Table
+from anchorlora_lab.report.records import Run
 
 PUBLISHED: dict[str, Any] = json.loads((files("anchorlora_lab.report") / "published.json").read_text(encoding="utf-8"))
 
@@ -23,8 +27,7 @@ UNITS = {
     "post_1e-12": 1e-12,
 }
 QWEN, MISTRAL = PUBLISHED["protocol"]["backbones"]
-CROSS: dict[str, Any] = PUBLISHED["cross_backbone_mistral_7b_v0_3_order1"]
-MECHANISM: dict[str, Any] = PUBLISHED["mechanism_endpoints_qwen3_8b"]
+CROSS, MECHANISM = "cross_backbone_mistral_7b_v0_3_order1", "mechanism_endpoints_qwen3_8b"
 
 
 def in_our_units(field: str, value: float) -> float:
@@ -32,9 +35,9 @@ def in_our_units(field: str, value: float) -> float:
     return value * UNITS[field.removesuffix("_std")]
 
 
-def printed_score(table: str, method: str, score: str) -> float | None:
-    """Return AA, LA, BWT, or FM of a method, from a table of four-task scores."""
-    return _value(PUBLISHED[table]["rows"].get(method), score)
+def printed(table: str, row: str, field: str) -> float | None:
+    """Return a value of a table with named rows: of a method, or of the base model."""
+    return _value(PUBLISHED[table]["rows"].get(row), field)
 
 
 def printed_by_order(method: str, order: str) -> float | None:
@@ -50,47 +53,73 @@ def printed_seed_sd(method: str, order: str, score: str) -> float | None:
     return _value(next((row for row in rows if (row["method"], row["order"]) == (method, order)), None), score)
 
 
-def printed_cross(method: str, field: str) -> float | None:
-    """Return a score of a method on the second base model, in order1."""
-    return _value(CROSS["rows"].get(method), field)
-
-
-def printed_of_seed(method: str, seed: int, score: str) -> float | None:
-    """Return a score of one seed on the second base model, in order1."""
-    return _listed(CROSS["per_seed"], method, seed, score)
-
-
-def printed_pair(pair: str, seed: int, score: str) -> float | None:
-    """Return a paired difference at one seed on the second base model, in order1."""
-    return _listed(CROSS["paired"], pair, seed, score)
+def printed_of_seed(table: Literal["per_seed", "paired"], name: str, seed: int, score: str) -> float | None:
+    """Return a score of a method, or a difference of a pair, at one seed on the second base model, in order1."""
+    row = PUBLISHED[CROSS][table].get(name, {}).get(str(seed))
+    columns = PUBLISHED[CROSS][table]["columns"]
+    return in_our_units(score, row[columns.index(score)]) if row and score in columns else None
 
 
 def printed_learning_change(pair: str) -> float | None:
     """Return the difference of LA in a pair, mean over seeds."""
-    value = CROSS["learning_accuracy_change"].get(pair)
+    value = PUBLISHED[CROSS]["learning_accuracy_change"].get(pair)
     return None if value is None else in_our_units("LA", value)
 
 
 def printed_endpoint(method: str, field: str) -> float | None:
     """Return a value of the mechanism trace's last point."""
-    return _value(MECHANISM["rows"].get(method), field.replace("rho", "rho_bod"))
+    return printed(MECHANISM, method, field.replace("rho", "rho_bod"))
 
 
 def printed_violation_sd(method: str, when: str) -> float | None:
     """Return the standard deviation of the WRP violation."""
-    row = MECHANISM["wrp_violation_std"].get(method, {})
+    row = PUBLISHED[MECHANISM]["wrp_violation_std"].get(method, {})
     return next((_value(row, field) for field in row if field.startswith(f"{when}_")), None)
-
-
-def printed_capability(row: str, field: str) -> float | None:
-    """Return a value of MMLU after order1."""
-    return _value(PUBLISHED["mmlu_qwen3_8b_after_order1"]["rows"].get(row), field)
 
 
 def _value(row: Mapping[str, Any] | None, field: str) -> float | None:
     return None if row is None or field not in row else in_our_units(field, row[field])
 
 
-def _listed(table: Mapping[str, Any], name: str, seed: int, score: str) -> float | None:
-    row = table.get(name, {}).get(str(seed))
-    return in_our_units(score, row[table["columns"].index(score)]) if row and score in table["columns"] else None
+PARAMETERS = {QWEN: 8_190_735_360, MISTRAL: 7_248_023_552}  # of the models on the hub; the paper does not print them
+OFFICIAL = "official bytes"  # as `tasks.files` says it
+FILES = ("labels.json", "test.json", "train.json")
+DELTA = "Δ: ours minus the paper's."
+Printed = Mapping[str, Sequence[float | None]]  # by the heading of our column
+
+
+def beside(table: Table, values: Printed, runs: Sequence[Run], *, printed_on: str = QWEN) -> Table:
+    """Return the table with the paper's values and Δ beside ours, if every run is the paper's own; else the table as it is."""
+    if not any_printed(values) or not all(is_papers_own(run, printed_on) for run in runs):
+        return table
+    return table.beside(values).noting_printed(f"paper: the published values on {printed_on}, with the same data. {DELTA}")
+
+
+def is_papers_own(run: Run, base_model: str) -> bool:
+    """Tell whether the paper's values for a base model may stand beside this run."""
+    return has_base_model(run, base_model) and has_official_files(run) and _as_many_examples(run)
+
+
+def has_base_model(run: Run, base_model: str) -> bool:
+    """Tell whether a run used this model, unquantized: same name on the hub or last folder name, same parameter count."""
+    ours, name = run.record.base_model, run.record.base_model.name.rstrip("/").split("/")[-1]
+    alike = name.lower() == base_model.split("/")[-1].lower() and ours.parameters == PARAMETERS[base_model]
+    return alike and " over " not in ours.dtype  # "bfloat16 over nf4"
+
+
+def has_official_files(run: Run) -> bool:
+    """Tell whether the tasks are the paper's and each of their files has the bytes of the official repository."""
+    kinds = {tuple(path.split("/")[-2:]): file.kind for path, file in run.record.data.items()}
+    return set(run.order) <= set(TASKS) and all(kinds.get((task, name)) == OFFICIAL for task in run.order for name in FILES)
+
+
+def any_printed(values: Printed) -> bool:
+    """Tell whether the paper has at least one of the values."""
+    return any(value is not None for theirs in values.values() for value in theirs)
+
+
+def _as_many_examples(run: Run) -> bool:
+    """A trace is about training alone: how many examples it was tested on is nothing to it."""
+    theirs, tested = PUBLISHED["protocol"], PUBLISHED["protocol"]["test_examples_per_task"]
+    trained = all(run.setting("examples", task, "train") == theirs["train_examples"][task] for task in run.order)
+    return trained and (bool(run.trace) or all(run.setting("examples", task, "test") == tested for task in run.order))

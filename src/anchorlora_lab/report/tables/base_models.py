@@ -10,11 +10,10 @@ from anchorlora.pages.labels import order_label, paper_order
 from anchorlora.pages.table import Column, Table, Value
 from anchorlora_lab.report.comparability import OF_TOKENS, Study, footnote, model_labels, model_of, refuse_unlike
 from anchorlora_lab.report.grid import Grid
-from anchorlora_lab.report.layout import value_of
-from anchorlora_lab.report.published import MISTRAL, QWEN, printed_by_order, printed_cross
+from anchorlora_lab.report.layout import NOTES, value_of
+from anchorlora_lab.report.published import CROSS, DELTA, MISTRAL, QWEN, any_printed, is_papers_own, printed, printed_by_order
 from anchorlora_lab.report.records import Run, by_method, deviation_of, mean_of
 from anchorlora_lab.report.tables.mechanism import DRAWS, METHODS, rank_correlation
-from anchorlora_lab.report.tables.paper import DELTA, any_printed, is_papers_own
 from anchorlora_lab.report.tables.references import References
 from anchorlora_lab.report.tables.scores import BETTER, by_example, ends, marked, unlearned
 
@@ -43,8 +42,9 @@ def runs_by_base_model(studies: Sequence[Study]) -> list[dict[str, list[Run]]]:
             groups.setdefault(tuple(sorted(study.runs[0].order)), []).append(study)
     found = []
     for group in groups.values():
-        if _comparable(group):
-            order = _common_orders(group)[0]
+        orders = _common_orders(group) if len({model_of(study.runs[0]) for study in group}) > 1 else []
+        if orders:
+            order = orders[0]
             found.append({label: [r for r in study.runs if r.order == order] for label, study in _labels(group).items()})
             refuse_unlike([run for runs in found[-1].values() for run in runs], axes=OWN)
     return found
@@ -61,25 +61,23 @@ def _tables(cells: dict[str, list[Run]]) -> list[Table]:
     where = f"{order_label(order)}, seeds {', '.join(map(str, seeds))}"
     whole = [row for i, row in enumerate(rows) if i not in partial]
     agreement = _agreement(whole, f"Whether base models agree: {where}")
-    told = "Means over n seeds; best and second are marked among the methods of each base model."
-    means = _table("base-models", f"Base models: {where}", rows, "", told, partial)
-    told = "Percentage points; sample standard deviation (ddof 1) over n seeds."
-    deviations = _table("base-models-sd", f"Base models, standard deviations: {where}", rows, " sd", told, partial)
+    means = _table("base-models", f"Base models: {where}", rows, "", partial)
+    deviations = _table("base-models-sd", f"Base models, standard deviations: {where}", rows, " sd", partial)
     return [means.noting(note), deviations.noting(note), *agreement]
 
 
-def _table(called: str, title: str, rows: Sequence[Row], sd: str, note: str, partial: frozenset[int]) -> Table:
+def _table(called: str, title: str, rows: Sequence[Row], sd: str, partial: frozenset[int]) -> Table:
     """Means of scores, or with sd " sd" their deviations, one row per base model and method, with the paper's beside them."""
-    of, printed = (deviation_of, _printed_sd) if sd else (mean_of, _printed)
+    of, theirs = (deviation_of, _printed_sd) if sd else (mean_of, _printed)
     columns = (Column(f"{name}{sd}", better=None if sd else BETTER[name]) for name in SCORES)
     cells = tuple(
         (mine[0].method, label, len(mine), *(of(value_of(run, name) for run in mine) for name in SCORES)) for label, mine in rows
     )
     headings = (Column("method"), Column("base model"), Column("n"), *columns)
-    table = Table(called, title, headings, cells, note, partial, within=None if sd else "base model")
+    table = Table(called, title, headings, cells, NOTES[called], partial, within=None if sd else "base model")
     references = References.of([run for _, mine in rows for run in mine])  # levels of the test examples, which are the same for all
     table = table if sd else marked(table, references, [mine for _, mine in rows])
-    values = {f"{name}{sd}": [printed(mine[0], name) for _, mine in rows] for name in SCORES}
+    values = {f"{name}{sd}": [theirs(mine[0], name) for _, mine in rows] for name in SCORES}
     return table.beside(values).noting_printed(PRINTED) if any_printed(values) else table
 
 
@@ -107,11 +105,7 @@ def _agreement(rows: Sequence[Row], title: str) -> list[Table]:
         return []
     known = (Column("base models"), Column("score"), Column("methods"), Column("Spearman", signed=True))
     columns = (*known, Column("95 % examples"), Column("one way, of pairs told apart"))
-    note = (
-        "Spearman: rank correlation of the methods' means on the two base models. 95 % examples: its bootstrap over test examples, "
-        "drawn within each task, the same ones for both; methods that are alike lower it. One way, of pairs told apart: of the "
-        "pairs of methods whose difference excludes 0 by this bootstrap on each base model, those with the same sign on both."
-    )
+    note = NOTES["base-models-order"]
     if unfit:
         left = [f"{name} of {method} on {label}" for label, method, name in sorted(unfit) if name in RANKED]
         note += f" Left out, as it shows no learning: {', '.join(left)}."
@@ -156,16 +150,12 @@ def _printed(run: Run, name: str) -> float | None:
         return None
     if is_papers_own(run, QWEN):
         return printed_by_order(run.method, "order1") if name == "AA" else None
-    return printed_cross(run.method, name) if is_papers_own(run, MISTRAL) else None
+    return printed(CROSS, run.method, name) if is_papers_own(run, MISTRAL) else None
 
 
 def _printed_sd(run: Run, name: str) -> float | None:
     fits = paper_order(run.order) == "order1" and is_papers_own(run, MISTRAL)
-    return printed_cross(run.method, f"{name}_std") if fits else None
-
-
-def _comparable(studies: Sequence[Study]) -> bool:
-    return len({model_of(study.runs[0]) for study in studies}) > 1 and bool(_common_orders(studies))
+    return printed(CROSS, run.method, f"{name}_std") if fits else None
 
 
 def _common_orders(studies: Sequence[Study]) -> list[tuple[str, ...]]:

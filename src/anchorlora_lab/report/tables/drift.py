@@ -12,18 +12,10 @@ from typing import Any
 from anchorlora.pages import record as record_tables
 from anchorlora.pages.table import Column, Table
 from anchorlora.recipes.protocol import TASKS
-from anchorlora_lab.report.grid import Grid
-from anchorlora_lab.report.published import printed_endpoint, printed_violation_sd
+from anchorlora_lab.report.grid import METHOD, Grid, Measure, N, average, by_methods, means, pivot, spread
+from anchorlora_lab.report.layout import NOTES
+from anchorlora_lab.report.published import beside, printed_endpoint, printed_violation_sd
 from anchorlora_lab.report.records import FAMILIES, Family, Run, by_method
-from anchorlora_lab.report.tables.paper import beside
-from anchorlora_lab.report.tables.pivot import METHOD, Measure, N, average, by_methods, means, pivot, spread
-
-CORES_NOTE = (
-    "Means over runs, at the end of the last task. protected: number of tasks, from the second on, whose rho on their own core is "
-    "within the numerical tolerance; rho, rho first, rho union: share of the change on the core used during the task, on the first "
-    "task's core, and on the union of all past cores; held-out: relative rms change of past feature rows that no core was built "
-    "from; on-core, off-core: the same for the parts of these rows inside and outside the core; chance: rho of an unaligned change."
-)
 
 
 def drift_table(runs: Sequence[Run]) -> Table:
@@ -37,9 +29,9 @@ def core_table(runs: Sequence[Run]) -> Table:
     held_out = {"held-out": "held_out.total", "on-core": "held_out.on_core", "off-core": "held_out.off_core"}
     paths = shares | held_out | {"chance": "chance"}
     measures = means({heading: partial(_of_last, path=path) for heading, path in paths.items()}, "g")
-    kept: Measure[Run] = (Column("protected"), lambda mine: _count([d.exact for run in mine for d in run.record.drift]))
+    kept: Measure = (Column("protected"), lambda mine: _count([d.exact for run in mine for d in run.record.drift]))
     title = "The last task on the current core, the first core, and all past cores"
-    return by_methods("cores", title, Grid.of(runs), [kept, *measures], CORES_NOTE)
+    return by_methods("cores", title, Grid.of(runs), [kept, *measures])
 
 
 FIELDS: dict[Family, tuple[str, ...]] = {
@@ -47,11 +39,6 @@ FIELDS: dict[Family, tuple[str, ...]] = {
     "cumulative": ("d_eff", "d_old", "rho", "d_block"),
 }
 HEADINGS = {"d_eff": "D_eff", "d_old": "D_old", "rho": "rho", "d_new": "D_new", "d_block": "D_block"}
-MEANING = (
-    "Norms in native units, rho as a fraction. D_eff: size of the task's change; D_old: its part on protected directions; "
-    "rho: D_old / D_eff; D_new: its part off them; D_block: change of the task's own block; protected: number of runs whose rho is "
-    "within the tolerance; chance: rho of an unaligned change; tolerance: the largest rho that float32 rounding explains."
-)
 
 
 def endpoint(run: Run, field: str) -> float | None:
@@ -62,14 +49,14 @@ def endpoint(run: Run, field: str) -> float | None:
 def endpoint_table(runs: Sequence[Run], *, family: Family) -> Table:
     """Endpoints of traces: means over seeds."""
     grid, fields = Grid.of(runs), FIELDS[family]
-    measures: list[Measure[Run]] = [
+    measures: list[Measure] = [
         *means({HEADINGS[field]: partial(endpoint, field=field) for field in fields}, "g"),
         (Column("protected"), lambda mine: _count([run.trace[-1].exact for run in mine])),
         *means({"chance": partial(endpoint, field="chance")}, "g"),
         *means({"tolerance": partial(endpoint, field="bound")}, "e"),
     ]
     title = f"Mechanism endpoints, {FAMILIES[family]}: {_where(runs)}"
-    table = by_methods(f"mechanism-{family}", title, grid, measures, MEANING)
+    table = by_methods(f"mechanism-{family}", title, grid, measures, NOTES["mechanism"])
     return _beside(table, grid, printed_endpoint, dict(zip(fields, fields, strict=True)))
 
 
@@ -78,23 +65,19 @@ def endpoint_deviations(runs: Sequence[Run], *, family: Family) -> Table:
     grid, fields = Grid.of(runs), FIELDS[family]
     measures = [METHOD, N, *((Column(HEADINGS[field], "g"), spread(partial(endpoint, field=field))) for field in fields)]
     title = f"Mechanism endpoints, {FAMILIES[family]}: standard deviations over seeds"
-    note = "Sample standard deviation (ddof 1) over the n seeds; norms in native units, rho as a fraction."
-    groups = map(grid.of_method, grid.methods)
-    table = pivot(f"mechanism-{family}-sd", title, groups, measures, note, grid.partial).noting(grid.note)
+    table = pivot(f"mechanism-{family}-sd", title, grid.groups, measures, NOTES["mechanism-sd"], grid.partial).noting(grid.note)
     return _beside(table, grid, printed_endpoint, {f: f"{f}_std" for f in fields})
 
 
-def violation_table(runs: Sequence[Run]) -> Table:
+def violation_table(runs: Sequence[Run]) -> Table | None:
     """Motion on protected directions in the last optimizer step, before and after projection."""
     grid = Grid.of([run for run in runs if endpoint(run, "wrp_before") is not None])
+    if not grid.runs:
+        return None
     fields = {when: partial(endpoint, field=f"wrp_{when}") for when in ("before", "after")}
     kinds = (("", average), (" sd", spread))
     measures = [(Column(f"{when}{sd}", "e"), of(field)) for when, field in fields.items() for sd, of in kinds]
-    note = (
-        "|(A_new - A_previous) V| of the trace's last step, in native units, before and after the method projects the step (equal "
-        "for methods that do not project it); sd: sample standard deviation (ddof 1) over seeds."
-    )
-    table = by_methods("violations", f"Violation by the routing factor A: {_where(runs)}", grid, measures, note)
+    table = by_methods("violations", f"Violation by the routing factor A: {_where(runs)}", grid, measures)
     values = {
         f"{ours} sd": [printed_violation_sd(m, theirs) if is_paper_trace(runs[0].order) else None for m in grid.methods]
         for ours, theirs in (("before", "pre"), ("after", "post"))

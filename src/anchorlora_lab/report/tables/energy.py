@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from anchorlora.pages.labels import short_layers
 from anchorlora.pages.table import Column, Table, Value
 from anchorlora.store.record import LayerFacts
-from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.grid import METHOD, Grid, Measure, N, by_methods, means, pivot
+from anchorlora_lab.report.layout import NOTES
 from anchorlora_lab.report.records import Run, by_method, mean, mean_of
-from anchorlora_lab.report.tables.pivot import METHOD, Measure, N, by_methods, means, pivot
 
 
 def layers_of(runs: Sequence[Run]) -> list[str]:
@@ -33,11 +33,7 @@ def energy_table(runs: Sequence[Run]) -> Table:
         each = [[energy(run, path, task=t) for run in runs] for t in tasks]
         sizes = [layer.k for run in runs for layer in run.record.layers[-1] if layer.module == path]
         rows.append((name, *map(mean, each), min(min(values) for values in each), mean(sizes)))
-    note = (
-        f"Share of the squared norm of the feature rows that lies in the core: means over all {len(runs)} runs of all methods; "
-        "min: the smallest value of any run and task; directions: mean size of the core after the last task."
-    )
-    return Table("energy", "Retained energy by layer", columns, tuple(rows), note)
+    return Table("energy", "Retained energy by layer", columns, tuple(rows), NOTES["energy"].format(runs=len(runs)))
 
 
 def energy_by_method(runs: Sequence[Run]) -> Table:
@@ -46,7 +42,7 @@ def energy_by_method(runs: Sequence[Run]) -> Table:
     def of_cores(of: Callable[[Sequence[LayerFacts]], Value]) -> Callable[[Sequence[Run]], Value]:
         return lambda mine: of([core for run in mine for core in run.record.layers[-1]])
 
-    measures: list[Measure[Run]] = [
+    measures: list[Measure] = [
         METHOD,
         N,
         (Column("mean", 3), of_cores(lambda cores: mean([core.retained_energy for core in cores]))),
@@ -54,11 +50,10 @@ def energy_by_method(runs: Sequence[Run]) -> Table:
         (Column("directions", 1), of_cores(lambda cores: mean([core.k for core in cores]))),
         (Column("max"), of_cores(lambda cores: max(core.k for core in cores))),
     ]
-    note = "After the last task, over the layers of n runs; directions, max: mean and largest number of directions in a core."
-    return pivot("energy-by-method", "Retained energy by method", by_method(runs).values(), measures, note)
+    return pivot("energy-by-method", "Retained energy by method", by_method(runs).values(), measures)
 
 
-MEASURES: tuple[Measure[Run], ...] = (
+MEASURES: tuple[Measure, ...] = (
     *means({"training s": lambda run: sum(run.record.cost.train_seconds)}, 1),
     (Column("ms/step", 1), lambda runs: None if (seconds := mean_of(map(step_seconds, runs))) is None else 1000 * seconds),
     *means({"evaluation s": lambda run: run.record.cost.evaluate_seconds}, 1),
@@ -66,11 +61,6 @@ MEASURES: tuple[Measure[Run], ...] = (
     (Column("trained"), lambda runs: max(run.record.cost.trained_parameters for run in runs)),
     (Column("stored"), lambda runs: max(run.record.cost.stored_parameters for run in runs)),
     *means({"history kB": lambda run: run.record.cost.history_bytes / 1e3}, 1),
-)
-NOTE = (
-    "Means over runs. ms/step: training time per optimizer step; peak: memory of the process, or of the GPU if one is used; "
-    "trained, stored: LoRA parameters trained in the last task and stored after it; history: what the method itself keeps of "
-    "past tasks."
 )
 
 
@@ -84,5 +74,5 @@ def step_seconds(run: Run) -> float | None:
 def cost_table(runs: Sequence[Run]) -> Table:
     """Time, memory, parameters, and history of each method: means over its runs."""
     known = any(step_seconds(run) is not None for run in runs)
-    table = by_methods("cost", "Cost of a run", Grid.of(runs), MEASURES, NOTE)
+    table = by_methods("cost", "Cost of a run", Grid.of(runs), MEASURES)
     return table if known else table.without("ms/step")

@@ -10,9 +10,9 @@ from anchorlora.pages.labels import order_label
 from anchorlora.pages.table import Column, Table
 from anchorlora.store.record import DriftFacts
 from anchorlora_lab.report.grid import Grid
-from anchorlora_lab.report.records import Run, by_method, mean, mean_of
+from anchorlora_lab.report.layout import NOTES
+from anchorlora_lab.report.records import Point, Run, by_method, mean, mean_of
 from anchorlora_lab.report.tables.scores import ends
-from anchorlora_lab.report.trace import Point
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,13 +53,7 @@ def gradient_table(runs: Sequence[Run]) -> Table | None:
         rows.append((method, grid.count(method), *norms, mean(ratios), *moved))
     headings = ("task, first", "task, last", "penalties, first", "penalties, last", "penalties / task", "moved A", "moved B")
     columns = (Column("method"), Column("runs"), *(Column(name, "g") for name in headings))
-    note = (
-        "Norms over all layers, means over runs. task, penalties: gradient of the task's loss and of the penalties on A and B, in "
-        "the first and the last tenth of the recorded steps; penalties / task: mean of their ratio over all recorded steps; moved "
-        "A, moved B: norm of the factor less its start, after the last step. Adam divides each step by the root of the second "
-        "moment of the whole gradient, so a ratio far above 1 slows what the task asks for."
-    )
-    table = Table("gradients", "Gradients of task and penalties", columns, tuple(rows), note, grid.partial)
+    table = Table("gradients", "Gradients of task and penalties", columns, tuple(rows), NOTES["gradients"], grid.partial)
     return table if any(row[-1] is not None for row in rows) else table.without("moved A").without("moved B")
 
 
@@ -127,16 +121,8 @@ def correlation_table(runs: Sequence[Run]) -> Table | None:
             if found is not None:
                 rows.append((name, against, len(points), found[0], ends(found[1], signed=True)))
     columns = (Column("points"), Column("against"), Column("n"), Column("Spearman", signed=True), Column("95 %"))
-    note = (
-        "Rank correlation of forgetting with drift. A run's point is its FM against the mean over its tasks from the second on; a "
-        "boundary's point is what earlier tasks lost during a task against that task's drift. rho: share of the change on the core "
-        "used; held-out: relative change of past rows that no core was built from; D_eff: size of the change. 95 %: bootstrap over "
-        "pairs of order and seed (six at least), with all methods of a pair drawn together. Points of one pair share data, and "
-        "methods share parts: it describes these runs and proves no cause."
-    )
-    if any(row[1] == "predicted KL" for row in rows):
-        note += " predicted KL: forecast change of earlier answers (AnswerSensitivity), of the runs that remember what it needs."
-    return Table("forgetting", "Forgetting against drift", columns, tuple(rows), note)
+    predicted = NOTES["predicted KL"] if any(row[1] == "predicted KL" for row in rows) else ""
+    return Table("forgetting", "Forgetting against drift", columns, tuple(rows), NOTES["forgetting"]).noting(predicted)
 
 
 def rank_correlation(

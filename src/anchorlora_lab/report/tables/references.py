@@ -17,18 +17,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anchorlora.methods import METHODS
-from anchorlora.pages.table import DAGGER, Table, Value
+from anchorlora.pages.table import Table, Value
 from anchorlora.store.record import LabelCount
 from anchorlora_lab.report.comparability import alike
-from anchorlora_lab.report.records import Run, mean
+from anchorlora_lab.report.layout import NOTES, WORDS
+from anchorlora_lab.report.records import FAMILIES, Run, by_method, mean
 
 PLAIN = METHODS.baseline("shared").name  # whose single-task runs serve methods that have none of their own
 LEVELS = ("chance", "majority label", "zero-shot", "single-task")
 SCORES_OF = {"AA": "AA", "LA": "LA", "BWT": "LA", "FM": "LA"}  # forgetting means something where something was learned
-MARK = (
-    f"{DAGGER}: below the majority label plus two binomial standard errors of the test examples, {{line:.2f}} % (BWT and FM: where "
-    "LA is), so it says nothing about a method; it is neither ranked nor compared."
-)
 
 
 def guessed(labels: Mapping[str, LabelCount], tested: int) -> float:
@@ -104,7 +101,7 @@ class References:
         )
         if not cells or self.line is None:
             return table
-        told = "" if table.unlearned else MARK.format(line=self.line)
+        told = "" if table.unlearned else NOTES["unlearned"].format(line=self.line)
         return replace(table, unlearned=table.unlearned | cells).noting(told)
 
     def below(self, table: Table) -> Table:
@@ -122,13 +119,8 @@ class References:
     def _told(self, levels: Mapping[str, float]) -> str:
         least, most = (pick(self.runs_alone.values(), default=0) for pick in (min, max))
         runs = f"{least}" if least == most else f"{least} to {most}"
-        told = {
-            "chance": "every label of a task guessed equally often",
-            "majority label": "always the label that is most frequent among the training examples that were used",
-            "zero-shot": "the base model",
-            "single-task": f"{PLAIN} right after training on each task alone ({runs} runs a task)",
-        }
-        return "; ".join(f"{name}: {told[name]}" for name in levels).capitalize() + ". These rows are not ranked."
+        told = "; ".join(f"{name}: {WORDS['levels'][name].format(plain=PLAIN, runs=runs)}" for name in levels)
+        return f"{told.capitalize()}. These rows are not ranked."
 
 
 def same_tests(run: Run, other: Run) -> bool:
@@ -146,3 +138,17 @@ def _tests(run: Run) -> dict[str, Any]:
     settings = {name: run.setting(name) for name in ("evaluation", "metric", "own_wording")}
     files = {path: file.sha256 for path, file in run.record.data.items() if path.split("/")[-1] in ("test.json", "labels.json")}
     return {"tested": run.tested, "files": files, **settings}
+
+
+def unprotected_of(runs: Sequence[Run]) -> str | None:
+    """Return the method that protects nothing: seq-lora, or else the first that is a baseline of the catalog."""
+    plain = [list(METHODS.baseline(family).phrases) for family in FAMILIES]
+    bare = [method for method, mine in by_method(runs).items() if all(run.record.method.parts in plain for run in mine)]
+    return PLAIN if PLAIN in bare else next(iter(bare), None)
+
+
+def protected_of(runs: Sequence[Run]) -> list[str]:
+    """Return the methods whose rho counts as zero after every task of every run, from the highest mean AA to the lowest."""
+    kept = [(method, mine) for method, mine in by_method(runs).items() if all(run.record.drift for run in mine)]
+    exact = [(method, mine) for method, mine in kept if all(drift.exact for run in mine for drift in run.record.drift)]
+    return [method for method, mine in sorted(exact, key=lambda each: -mean([run.record.scores.AA for run in each[1]]))]

@@ -5,37 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from anchorlora.methods import METHODS
 from anchorlora.methods.entry import GROUPS, OUTSIDE
 from anchorlora.pages.labels import order_label, paper_order
 from anchorlora.pages.table import GROUP, Better, Column, Table
 from anchorlora.scores import Paired
-from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report import published
+from anchorlora_lab.report.grid import METHOD, ORDER, SEED, Grid, Measure, N, amount, average, by_methods, pivot, spread
 from anchorlora_lab.report.layout import AS_IS, COLUMNS, NOTES, Layout, value_of
 from anchorlora_lab.report.paired_tests import mean_interval
-from anchorlora_lab.report.published import MISTRAL, QWEN, printed_by_order, printed_of_seed, printed_score, printed_seed_sd
+from anchorlora_lab.report.published import MISTRAL, QWEN, beside
 from anchorlora_lab.report.records import Run, by_method, mean_of
-from anchorlora_lab.report.tables.paper import beside
-from anchorlora_lab.report.tables.pivot import METHOD, ORDER, SEED, Measure, N, average, by_methods, pivot, spread
 from anchorlora_lab.report.tables.references import LEVELS, References
 
 BETTER: dict[str, Better | None] = {name: COLUMNS[name].better for name in ("AA", "LA", "BWT", "FM")}
 UNITS_NOTE = "AA and LA in percent, BWT and FM in percentage points."
-Printed = Callable[[str, str], float | None]  # of a method and a score
+OF_ORDER1 = "olora_components_qwen3_8b_order1"  # the paper's table of means over one order
 
 
 def main_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout = AS_IS) -> Table:
     """AA, BWT, and FM of each method, or the columns that are asked for: means over all its runs."""
-    how: Any = {"printed": _of_all_orders, "compared": Grid.of(runs).is_paper, "others": others, "layout": layout}
-    return score_table("main", "Scores", runs, layout.columns or ("AA", "BWT", "FM"), **how)
+    return score_table("main", "Scores", runs, layout.columns or ("AA", "BWT", "FM"), others=others, layout=layout)
 
 
 def complete_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout = AS_IS) -> Table:
     """The main table with learning accuracy (LA) added."""
-    how: Any = {"printed": _of_all_orders, "compared": Grid.of(runs).is_paper, "others": others, "layout": layout}
-    return score_table("complete", "Scores with learning accuracy", runs, tuple(BETTER), **how)
+    return score_table("complete", "Scores with learning accuracy", runs, tuple(BETTER), others=others, layout=layout)
 
 
 def score_table(
@@ -44,10 +40,9 @@ def score_table(
     runs: Sequence[Run],
     scores: Sequence[str],
     *,
-    printed: Printed,
-    compared: bool,
     others: Sequence[Run] = (),
     layout: Layout = AS_IS,
+    printed_in: str = "standard_cl_qwen3_8b",
 ) -> Table:
     """Means of scores over each method's runs, with what the layout has next to them.
 
@@ -57,18 +52,18 @@ def score_table(
     over_seeds = layout.spread is None and grid.one_order and len(grid.seeds) > 1
     sd, reference = over_seeds or layout.spread == "sd", layout.reference if layout.reference in grid.methods else None
     intervals = {"none": (), "sd": (), "interval": scores}.get(layout.spread or "", ("AA",) if name == "main" else scores)
-    measures: list[Measure[Run]] = []
+    measures: list[Measure] = []
     told: list[str] = [NOTES[each] for each in scores if each in NOTES]
     for each in scores:
         value, column = partial(value_of, name=each), COLUMNS.get(each) or Column(each, better="higher")
         measures.append((column, average(value)))
         if sd:
             measures.append((replace(column, heading=f"{each} sd", better=None), spread(value)))
-        for kind, (of, note) in INTERVALS.items() if each in intervals else ():
+        for kind, of in INTERVALS.items() if each in intervals else ():
             found = {method: ends(of(grid.of_method(method), name=each), signed=each == "BWT") for method in grid.methods}
             if any(found.values()):
                 measures.append((Column(f"{each} 95 % {kind}"), lambda mine, found=found: found[mine[0].method]))  # type: ignore[misc]
-                told.append(note)
+                told.append(NOTES[f"95 % {kind}"])
         if reference:
             column = replace(column, heading=f"{each} - {reference}", better=None, signed=True)
             measures.append((column, partial(_change, grid, reference, name=each)))
@@ -76,22 +71,19 @@ def score_table(
         told.append("95 % intervals take six runs of a method, or predictions next to the records.")
     if reference:
         told.append(f"- {reference}: mean of the differences from it at the same order and seed.")
-    title = f"{title}: means over {_amount(len(grid.orders), 'order')} and {_amount(len(grid.seeds), 'seed')}"
+    title = f"{title}: means over {amount(len(grid.orders), 'order')} and {amount(len(grid.seeds), 'seed')}"
     note = UNITS_NOTE + (f" sd: sample standard deviation (ddof 1) over {'the seeds' if over_seeds else 'runs'}." if sd else "")
     table = by_methods(name, title, grid, measures, note).noting(tuned_note(runs), *dict.fromkeys(told))
     table = references.below(marked(table, references, grid.groups))
-    theirs = {each: [printed(method, each) for method in grid.methods] for each in scores}
+    compared = grid.is_paper if printed_in != OF_ORDER1 else paper_order(grid.orders[0]) == "order1"
+    theirs = {each: [published.printed(printed_in, method, each) for method in grid.methods] for each in scores}
     return grouped(beside(table, theirs, runs) if compared else table, layout)
 
 
 def _change(grid: Grid, reference: str, runs: Sequence[Run], *, name: str) -> float | None:
     """The mean of how much more a method has than the reference, over the orders and seeds at which both ran."""
-    changes = []
-    for run in runs:
-        other = grid.there.get((reference, run.order, run.seed))
-        mine, theirs = value_of(run, name), value_of(other, name) if other else None
-        changes.append(None if run.method == reference or mine is None or theirs is None else mine - theirs)
-    return mean_of(changes)
+    method = runs[0].method
+    return mean_of(pair.change(name) for pair in grid.pairs(method, reference)) if method != reference else None
 
 
 def interval_over_runs(runs: Sequence[Run], *, name: str = "AA") -> tuple[float, float] | None:
@@ -136,16 +128,7 @@ def ends(interval: tuple[float, float] | None, *, signed: bool = False) -> str |
     return None if interval is None else f"{interval[0]:{form}} to {interval[1]:{form}}"
 
 
-INTERVALS: dict[str, tuple[Callable[..., tuple[float, float] | None], str]] = {  # what an interval is over -> how, and a note
-    "runs": (
-        interval_over_runs,
-        "95 % runs: interval of the mean over orders and seeds, which assumes only symmetry (six runs at least).",
-    ),
-    "examples": (
-        interval_over_examples,
-        "95 % examples: interval of the same mean over test examples (bootstrap within each task).",
-    ),
-}
+INTERVALS = {"runs": interval_over_runs, "examples": interval_over_examples}
 
 
 def grouped(table: Table, layout: Layout = AS_IS) -> Table:
@@ -199,7 +182,7 @@ def order_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout 
     """AA of each method by order: means over the order's seeds; "all": mean over all runs."""
     grid, references = Grid.of(runs), References.of(runs, others)
     within = {order_label(order): {order} for order in grid.orders} | ({} if grid.one_order else {"all": set(grid.orders)})
-    measures: list[Measure[Run]] = [
+    measures: list[Measure] = [
         METHOD,
         (Column("seeds"), lambda mine: "+".join(str(sum(run.order == order for run in mine)) for order in grid.orders)),
         *((Column(name, better="higher"), partial(_mean_aa, orders=orders)) for name, orders in within.items()),
@@ -208,7 +191,7 @@ def order_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout 
     table = pivot("by-order", "AA by order", grid.groups, measures, note, grid.partial).noting(grid.note, tuned_note(runs))
     for name, orders in within.items():
         table = marked(table, references, [[run for run in mine if run.order in orders] for mine in grid.groups], {"AA": name})
-    printed = {name: [printed_by_order(m, "avg" if name == "all" else name) for m in grid.methods] for name in within}
+    printed = {name: [published.printed_by_order(m, "avg" if name == "all" else name) for m in grid.methods] for name in within}
     table = beside(references.below(table), printed if grid.is_paper else {**printed, "all": []}, runs)
     return grouped(table, layout)
 
@@ -228,8 +211,7 @@ def deviation_table(runs: Sequence[Run]) -> Table:
     groups = [group for mine in grid.groups for order in grid.orders if (group := [run for run in mine if run.order == order])]
     measures = [METHOD, ORDER, N, *((Column(f"{name} sd"), spread(partial(value_of, name=name))) for name in BETTER)]
     short = frozenset(i for i, mine in enumerate(groups) if len(mine) < len(grid.seeds))
-    note = "Percentage points; sample standard deviation (ddof 1) over the n seeds of one order."
-    table = pivot("seed-sd", "Standard deviations over seeds", groups, measures, note, short).noting(grid.note)
+    table = pivot("seed-sd", "Standard deviations over seeds", groups, measures, partial=short).noting(grid.note)
     return _of_groups(table, groups, runs, _seed_sd, {name: f"{name} sd" for name in BETTER})
 
 
@@ -250,18 +232,10 @@ def _mean_aa(runs: Sequence[Run], *, orders: set[tuple[str, ...]]) -> float | No
     return mean_of(value_of(run, "AA") for run in runs if run.order in orders)
 
 
-def _of_all_orders(method: str, name: str) -> float | None:
-    return printed_score("standard_cl_qwen3_8b", method, name)
-
-
 def _of_seed(run: Run, name: str) -> float | None:
-    return printed_of_seed(run.method, run.seed, name) if paper_order(run.order) == "order1" else None
+    return published.printed_of_seed("per_seed", run.method, run.seed, name) if paper_order(run.order) == "order1" else None
 
 
 def _seed_sd(run: Run, name: str) -> float | None:
     order = paper_order(run.order)
-    return printed_seed_sd(run.method, order, name) if order else None
-
-
-def _amount(n: int, what: str) -> str:
-    return f"{n} {what}{'s' if n > 1 else ''}"
+    return published.printed_seed_sd(run.method, order, name) if order else None

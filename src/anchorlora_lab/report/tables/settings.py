@@ -10,9 +10,8 @@ from anchorlora.pages.labels import PAPER, order_label, paper_order, paper_tasks
 from anchorlora.pages.table import Column, Table
 from anchorlora_lab.report.comparability import NOTED, OWNED, leaves
 from anchorlora_lab.report.grid import Grid
-from anchorlora_lab.report.published import PUBLISHED
+from anchorlora_lab.report.published import PARAMETERS, PUBLISHED, has_base_model, has_official_files
 from anchorlora_lab.report.records import Run, by_method
-from anchorlora_lab.report.tables.paper import PARAMETERS, has_base_model, has_official_files
 
 # a field of our protocol -> where published.json has it
 PRINTED = {

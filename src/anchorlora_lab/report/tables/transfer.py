@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from anchorlora.pages.table import Column, Table
 from anchorlora_lab.report.comparability import alike
-from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.grid import METHOD, Grid, Measure, average, pivot
+from anchorlora_lab.report.layout import NOTES
 from anchorlora_lab.report.records import Run, mean_of
-from anchorlora_lab.report.tables.pivot import METHOD, Measure, average, pivot
 from anchorlora_lab.report.tables.references import PLAIN
 
 
@@ -27,18 +27,14 @@ def forward_table(runs: Sequence[Run], alone: Sequence[Run]) -> Table | None:
     if all(value is None for value in found.values()):
         return None
     known = {method: sum(found[id(run)] is not None for run in grid.of_method(method)) for method in grid.methods}
-    measures: list[Measure[Run]] = [
+    measures: list[Measure] = [
         METHOD,
         (Column("runs"), lambda mine: f"{known[mine[0].method]} of {grid.size}"),
         (Column("FWT", better="higher", signed=True), average(lambda run: found[id(run)])),
     ]
     partial = grid.partial | {i for i, method in enumerate(grid.methods) if known[method] < grid.size}
-    note = (
-        "Percentage points: accuracy right after learning a task, minus that of a run on this task alone with the same seed and "
-        f"settings, mean over all tasks (FWT as SAPT has it, arXiv 2401.08295). Methods without single-task runs of their own are "
-        f"compared with those of {PLAIN}. runs: those with single-task runs of all their tasks."
-    )
-    return pivot("forward-transfer", "Forward transfer", map(grid.of_method, grid.methods), measures, note, partial)
+    note = NOTES["forward-transfer"].format(plain=PLAIN)
+    return pivot("forward-transfer", "Forward transfer", grid.groups, measures, note, partial)
 
 
 def forward_transfer(run: Run, alone: Sequence[Run]) -> float | None:
@@ -93,7 +89,7 @@ def flips_table(runs: Sequence[Run]) -> Table | None:
     found = {id(run): flips_of(run) for run in runs}
     if not any(found.values()):
         return None
-    measures: list[Measure[Run]] = [
+    measures: list[Measure] = [
         METHOD,
         (Column("runs"), lambda mine: f"{sum(bool(found[id(run)]) for run in mine)} of {grid.size}"),
         (Column("answers", 0), average(lambda run: _total(f.examples for f in found[id(run)]))),
@@ -102,15 +98,8 @@ def flips_table(runs: Sequence[Run]) -> Table | None:
         (Column("forgetting", better="lower"), average(lambda run: mean_of(f.adjusted(f.lost) for f in found[id(run)]))),
         (Column("transfer", better="higher"), average(lambda run: mean_of(f.adjusted(f.gained) for f in found[id(run)]))),
     ]
-    groups = [grid.of_method(method) for method in grid.methods]
-    partial = grid.partial | {i for i, mine in enumerate(groups) if sum(bool(found[id(run)]) for run in mine) < grid.size}
-    note = (
-        "Answers to earlier tasks, right after each was learned and after the last task: means over runs. Forgetting (right to "
-        "wrong) and transfer (wrong to right) in percent of a task's answers, less what guessing among its labels explains: "
-        "max(F - (1 - before)(1 - after) / (k - 1), 0), mean over tasks (arXiv 2510.17776); labels are those among the right "
-        "answers, and tasks without labels are not adjusted. runs: those with predictions.jsonl of every task."
-    )
-    return pivot("flips", "Answers that flipped", groups, measures, note, partial)
+    partial = grid.partial | {i for i, mine in enumerate(grid.groups) if sum(bool(found[id(run)]) for run in mine) < grid.size}
+    return pivot("flips", "Answers that flipped", grid.groups, measures, partial=partial)
 
 
 def _total(counts: Iterable[int]) -> float | None:

@@ -1,0 +1,159 @@
+"""Tables of answers: general capability before and after training, accuracy of every task after every task, invalid predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from anchorlora.errors import InvalidValue
+from anchorlora.pages.labels import file_name, order_label, paper_order
+from anchorlora.pages.table import Better, Column, Table
+from anchorlora_lab.report.grid import Grid, Measure, average, by_methods, by_run, means, spread
+from anchorlora_lab.report.layout import NOTES
+from anchorlora_lab.report.published import beside, printed
+from anchorlora_lab.report.records import Run, mean, mean_of
+from anchorlora_lab.suites.evaluation import EVAL_FILE, Evaluation
+
+SAME = ("task", "metric", "limit", "n", "shots", "apply_chat_template", "files")
+
+
+def evaluation_table(runs: Sequence[Run]) -> Table | None:
+    """General capability of the base model, then of each method: mean score, change, and sd over the seeds of one order."""
+    mine = [run for run in runs if run.evaluation is not None]
+    if not mine:
+        return None
+    _refuse_mixed(mine)
+    grid, facts = Grid.of(mine), _facts(mine[0])
+    scores: Measure = (Column("score", better="higher"), lambda runs: mean([_facts(run).after.score for run in runs]))
+    sd: Measure = (Column("sd"), spread(lambda run: _facts(run).after.score if grid.one_order else None))
+    change: Measure = (Column("change", signed=True), lambda runs: mean([_facts(run).change for run in runs]))
+    title = f"General capability: {facts.task} ({facts.metric}), after {', '.join(map(order_label, grid.orders))}"
+    base = ("base model", None, mean([_facts(run).base.score for run in mine]), None, None)
+    table = by_methods("capability", title, grid, [scores, sd, change], _note(facts, grid))
+    table = replace(table, rows=(base, *table.rows), partial=frozenset({0, *(i + 1 for i in grid.partial)}))
+    asked = (facts.task, facts.limit, facts.shots, facts.apply_chat_template) == ("mmlu", None, "0", False)
+    fits = asked and [paper_order(order) for order in grid.orders] == ["order1"]
+    return beside(table, _printed(["base", *grid.methods]), mine) if fits else table
+
+
+def _printed(names: Sequence[str]) -> dict[str, list[float | None]]:
+    fields = {"score": "mean", "sd": "std", "change": "delta"}
+    return {heading: [printed("mmlu_qwen3_8b_after_order1", name, field) for name in names] for heading, field in fields.items()}
+
+
+def _note(facts: Evaluation, grid: Grid) -> str:
+    size = f"{facts.n:,} questions" + (f" (the first {facts.limit} of each subject)" if facts.limit else "")
+    size += f", {facts.shots}-shot" + (", through the chat template" if facts.apply_chat_template else "")
+    sd = "sd: sample standard deviation (ddof 1) over seeds, percentage points; " if grid.one_order else ""
+    return f"Percent of {size}; {sd}change: score minus base model, percentage points. The base model is not ranked."
+
+
+def _refuse_mixed(runs: Sequence[Run]) -> None:
+    for run in runs[1:]:
+        first, other = _facts(runs[0]), _facts(run)
+        unlike = [name for name in SAME if getattr(first, name) != getattr(other, name)]
+        if unlike:
+            told = ", ".join(f"{name} {getattr(first, name)!r} and {getattr(other, name)!r}" for name in unlike)
+            places = f"{runs[0].folder / EVAL_FILE} and {run.folder / EVAL_FILE}"
+            raise InvalidValue(f"{places} cannot share a table: {told}; run `anchorlora eval` with one task and limit")
+
+
+def _facts(run: Run) -> Evaluation:
+    assert run.evaluation is not None
+    return run.evaluation
+
+
+def invalid_table(runs: Sequence[Run]) -> Table:
+    """Rates of invalid predictions after the last task, by method and task: means over runs."""
+    tasks = _tasks(runs)
+    measures: list[Measure] = means({task: partial(final_invalid, task=task) for task in tasks})
+    measures += [
+        (Column("all tasks"), lambda mine: mean_of(mean_of(final_invalid(run, task) for run in mine) for task in tasks)),
+        (Column("worst"), worst_invalid),
+    ]
+    return by_methods("invalid", "Invalid predictions by method", Grid.of(runs), measures)
+
+
+def invalid_by_seed(runs: Sequence[Run]) -> Table:
+    """Rates of invalid predictions after the last task, one row per run."""
+    measures: list[Measure] = means({task: partial(final_invalid, task=task) for task in _tasks(runs)})
+    every = [*measures, (Column("worst"), worst_invalid)]
+    return by_run("invalid-by-seed", "Invalid predictions of every run", Grid.of(runs), every)
+
+
+def final_invalid(run: Run, task: str) -> float | None:
+    """Return the percent of invalid predictions on a task, after the last task; None for a task without labels."""
+    return run.record.invalid[-1][run.order.index(task)]
+
+
+def worst_invalid(runs: Sequence[Run]) -> float | None:
+    """Return the highest percent of invalid predictions on any task at any stage of any run; None if no task has labels."""
+    return max((rate for run in runs for row in run.record.invalid for rate in row if rate is not None), default=None)
+
+
+def _tasks(runs: Sequence[Run]) -> tuple[str, ...]:
+    """The tasks in the order of the first."""
+    return Grid.of(runs).orders[0]
+
+
+LOSS, PERPLEXITY, TOKEN_ACCURACY = "loss", "perplexity", "token_accuracy"
+UNITS = {
+    LOSS: "Mean cross-entropy per token of the right answer, in nats.",
+    PERPLEXITY: "exp(loss): 1 if every token of the right answer is certain.",
+    TOKEN_ACCURACY: "Percent of the right text's tokens that the model would have chosen.",
+}
+Rows = list[list[float | None]]
+
+
+def metric_tables(runs: Sequence[Run]) -> list[Table]:
+    """One table per metric of the records, but for a metric that is every task's accuracy; then perplexity."""
+    names = dict.fromkeys(name for run in runs for name in (run.record.metrics or {}))
+    told = [name for name in names if not all(_is_accuracy(run, name) for run in runs)]
+    return [metric_table(runs, name) for name in (*told, *([PERPLEXITY] if LOSS in names else []))]
+
+
+def metric_table(runs: Sequence[Run], name: str) -> Table:
+    """A metric of every task after the last one, and its change since the task was learned: means over runs."""
+    grid = Grid.of(runs)
+    lower = name in (LOSS, PERPLEXITY)
+    better: Better = "lower" if lower else "higher"
+    digits = 3 if lower else 2
+    tasks = [task for task in grid.orders[0] if any(_last(run, name=name, task=task) is not None for run in runs)]
+    measures: list[Measure] = means({task: partial(_last, name=name, task=task) for task in tasks}, digits)
+    every: list[Measure] = [
+        (Column("mean", digits, better=better), lambda runs: mean_of(of(runs) for _, of in measures)),  # type: ignore[misc]
+        (Column("change", digits, signed=True), average(partial(_change, name=name))),
+    ]
+    title = f"{name.replace('_', ' ').capitalize()} by task"
+    note = NOTES["metric"].format(unit=UNITS.get(name, "Percent."))
+    return by_methods(file_name(f"metric-{name}"), title, grid, [*measures, *every], note)
+
+
+def values(run: Run, name: str) -> Rows | None:
+    """Return a metric's triangle; None for a run without it."""
+    found = run.record.metrics or {}
+    if name != PERPLEXITY:
+        return found.get(name)
+    return [[None if value is None else _exp(value) for value in row] for row in found[LOSS]] if LOSS in found else None
+
+
+def _exp(value: float) -> float | None:
+    """None where perplexity is beyond what a float holds."""
+    return math.exp(value) if value < 700 else None
+
+
+def _is_accuracy(run: Run, name: str) -> bool:
+    return (run.record.metrics or {}).get(name, run.record.accuracy) == run.record.accuracy
+
+
+def _last(run: Run, *, name: str, task: str) -> float | None:
+    rows = values(run, name)
+    return rows[-1][run.order.index(task)] if rows else None
+
+
+def _change(run: Run, *, name: str) -> float | None:
+    rows = values(run, name) or []
+    pairs = [(rows[i][i], rows[-1][i]) for i in range(len(rows) - 1)]
+    return mean_of(last - first for first, last in pairs if first is not None and last is not None)
