@@ -47,7 +47,7 @@ def select(
     from anchorlora.cli.parsing import method_named, order_named
     from anchorlora.store.selection import FILE, read_selection
     from anchorlora_lab.cli.progress import handed_over, run_all
-    from anchorlora_lab.grid.selection import TUNABLE, candidate_runs, choose, write_selection
+    from anchorlora_lab.grid.selection import TUNABLE, candidate_runs, choose, scale_of, write_selection
 
     if numbers:
         raise InvalidValue(f"{next(iter(numbers))} is what the candidates are for; leave it out")
@@ -56,7 +56,7 @@ def select(
         raise InvalidValue(f"{method} has nothing to choose; tunable methods: {', '.join(TUNABLE)}")
     tunable, tasks = TUNABLE[method], order_named(order, recipe)
     declared, engine = tunable.candidates if values is None else _asked(values), engines.made(recipe.base_model.device)
-    scale = _scale(recipe, tunable, tasks, seed, to) if values is None else None
+    scale = scale_of(recipe, tunable, tasks, seed, to) if values is None else None
     scaled = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
     candidates = candidate_runs(recipe, method, tunable, scaled, tasks, seed, to)
     already = (to / FILE).exists()
@@ -96,32 +96,3 @@ def _asked(values: str) -> tuple[float, ...]:
     if not found or not all(0 < value < math.inf for value in found):
         raise InvalidValue(f"--values {values}: give numbers greater than 0, such as 0.1,1,10")
     return tuple(found)
-
-
-def _scale(recipe, tunable, tasks: tuple[str, ...], seed: int, to: Path) -> dict[str, float] | None:
-    """The measured gradient scale and its factor, kept beside the candidates; None if candidates are used as declared."""
-    import json
-
-    if tunable.scaled == "as declared":
-        return None
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # while weights load
-    from anchorlora.store.json import read_file
-
-    kept = to / "scale.json"
-    if not kept.exists():
-        from anchorlora.config import RunConfig
-        from anchorlora.continual.sequence import TaskSequence
-        from anchorlora.methods import METHODS
-        from anchorlora.runs.run import load_inputs
-        from anchorlora.store.files import write_text
-        from anchorlora_lab.grid.selection import factor, measured
-
-        plain = METHODS.baseline("shared")
-        config = RunConfig(method=plain.name, order=tasks[:2], seed=seed, recipe=recipe.changed({"tested_on": "holdout"}))
-        gradients = measured(TaskSequence(load_inputs(config), plain))
-        found = gradients | {"factor": factor(tunable.scaled, gradients, learning_rate=recipe.training.learning_rate)}
-        to.mkdir(parents=True, exist_ok=True)
-        write_text(kept, json.dumps(found) + "\n")
-    return read_file(kept, dict[str, float], remedy="delete it; it is measured again")

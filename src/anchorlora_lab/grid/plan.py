@@ -6,8 +6,9 @@ The mechanism trace: two tasks, several methods, all of a seed from ONE state an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from anchorlora.config import Recipe, RunConfig
@@ -63,26 +64,21 @@ def plan(
         grid/seq-lora/order1-42
         grid/sfor/order1-42
     """
-    return list(_runs(recipe, axes, out, settings, {selection.method: selection for selection in selections}))
-
-
-def _runs(recipe, axes, out, settings, selections) -> Iterator[Planned]:
-    for seed in axes.seeds:
-        for order_name, order in axes.orders.items():
-            for model in axes.models or [None]:
-                mine = recipe.changed({"model": model}) if model else recipe
-                for method in axes.methods:
-                    selection = selections.get(method)
-                    config = RunConfig(
-                        method=method,
-                        settings={**settings.get(method, {}), **(selection.settings if selection else {})},
-                        selection=selection.sha256 if selection else None,
-                        order=order,
-                        seed=seed,
-                        recipe=mine,
-                    )
-                    place = out / slug(model) if len(axes.models) > 1 else out
-                    yield Planned(place / slug(method) / f"{slug(order_name)}-{seed}", config)
+    chosen, runs = {selection.method: selection for selection in selections}, list[Planned]()
+    models: Sequence[str | None] = axes.models or [None]
+    for seed, (name, order), model, method in product(axes.seeds, axes.orders.items(), models, axes.methods):
+        selection = chosen.get(method)
+        config = RunConfig(
+            method=method,
+            settings={**settings.get(method, {}), **(selection.settings if selection else {})},
+            selection=selection.sha256 if selection else None,
+            order=order,
+            seed=seed,
+            recipe=recipe.changed({"model": model}) if model else recipe,
+        )
+        place = out / slug(model) if model and len(axes.models) > 1 else out
+        runs.append(Planned(place / slug(method) / f"{slug(name)}-{seed}", config))
+    return runs
 
 
 def slug(name: str) -> str:

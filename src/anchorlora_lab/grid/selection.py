@@ -20,6 +20,7 @@ The factor against the reference is rounded to a power of ten: it chooses a deca
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from transformers.utils import logging
 
 from anchorlora.adapters import Anchor
 from anchorlora.config import Recipe, RunConfig
@@ -37,6 +39,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.methods import METHODS
 from anchorlora.methods.entry import Scaled, Tunable
 from anchorlora.store.files import write_text
+from anchorlora.store.json import read_file
 from anchorlora.store.record import Record
 from anchorlora.store.run_folder import RunFolder
 from anchorlora.store.selection import FILE, Candidate, Selection
@@ -128,6 +131,25 @@ def factor(scaled: Scaled, gradients: dict[str, float], *, learning_rate: float)
     else:
         return 1.0
     return 10.0 ** round(math.log10(raw))
+
+
+def scale_of(recipe: Recipe, tunable: Tunable, tasks: Sequence[str], seed: int, out: Path) -> dict[str, float] | None:
+    """Return the measured gradients and their factor, kept beside the candidates; None if candidates are used as declared."""
+    if tunable.scaled == "as declared":
+        return None
+    kept = out / "scale.json"
+    if not kept.exists():
+        from anchorlora.continual.sequence import TaskSequence  # with all that a run needs
+        from anchorlora.runs.run import load_inputs
+
+        logging.disable_progress_bar()  # while weights load
+        plain = METHODS.baseline("shared")
+        config = RunConfig(method=plain.name, order=tuple(tasks[:2]), seed=seed, recipe=recipe.changed({"tested_on": "holdout"}))
+        gradients = measured(TaskSequence(load_inputs(config), plain))
+        found = gradients | {"factor": factor(tunable.scaled, gradients, learning_rate=recipe.training.learning_rate)}
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(kept, json.dumps(found) + "\n")
+    return read_file(kept, dict[str, float], remedy="delete it; it is measured again")
 
 
 def measured(sequence: TaskSequence) -> dict[str, float]:
