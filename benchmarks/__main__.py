@@ -1,11 +1,10 @@
-"""Print every ratio with what it aims at."""
+"""Speed and memory as ratios, measured side by side in one process: print each with what it aims at; nothing asserts."""
 
 import warnings
 
 import torch
+from benchmarks import answering, auditing, boundary, grids, losses, preparing, steps, training
 from transformers.utils import logging
-
-from benchmarks import answering, auditing, boundary, grids, losses, measuring, preparing, saving, steps, training
 
 warnings.filterwarnings("ignore")
 logging.disable_progress_bar()
@@ -14,8 +13,8 @@ print(f"torch {torch.__version__}, {'GPU' if torch.cuda.is_available() else 'CPU
 steps.protection()
 steps.growth()
 losses.words()
-measuring.drift()
-saving.checkpoint()
+steps.drift()
+steps.checkpoint()
 boundary.growth()
 boundary.narrow()
 auditing.command()

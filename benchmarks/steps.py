@@ -1,27 +1,33 @@
-"""What protection costs an optimizer step, and how little a step grows with the number of tasks."""
+"""What protection costs an optimizer step, how little a step grows with the number of tasks, and what measuring and saving cost."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from benchmarks.timing import ratio, report, side_by_side
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from anchorlora import embedded
+from anchorlora import AdaptedLayer, Anchor, Subspace, embedded, measure
 from anchorlora.adapters import AdapterStack
 from anchorlora.constraints import Constraint, Freeze, ProjectDisplacement, ProjectGradient, Retract, RoutingOverlap, protect
 from anchorlora.continual.batches import Window, example_mean, windows
+from anchorlora.continual.progress import Progress
 from anchorlora.data import Benchmark, Encoder
-from anchorlora.geometry import Subspace
+from anchorlora.features.store import FeatureStore
+from anchorlora.geometry import Factors
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.recipes import mini
-from benchmarks.timing import ratio, report, side_by_side
+from anchorlora.runs.checkpoint import Checkpoint
 
 ROUNDS = 40
+EVERY = 100  # optimizer steps between two saves, the default
 HARD = (RoutingOverlap(0.5), Retract("A"), ProjectGradient("A"), ProjectDisplacement("A"))
 
 
@@ -53,6 +59,8 @@ class Loop:
         cores = {}
         for layer in self.blocks.anchor().layers:
             cores[layer.name] = Subspace(torch.linalg.qr(torch.randn(layer.current.A.shape[1], 20, generator=draw)).Q)
+            if any(isinstance(part, Freeze) for part in constraints):  # which a new adapter's B, zero, would not leave
+                torch.nn.init.normal_(layer.factor("B"), std=0.01, generator=draw)
         self.batch, self.device = batch, model.device
         self.optimizer = torch.optim.AdamW(self.blocks.trainable(), lr=1e-4)
         self.accelerator = Accelerator(cpu=model.device.type == "cpu")
@@ -125,3 +133,51 @@ def growth() -> None:
     loops = {f"task {t}": Loop(HARD, history=t - 1, batch=batch, model=one_large_layer()) for t in (2, 50)}
     times = side_by_side(loops, rounds=4, warm=1)
     report("step of o-lora-hard at task 50 / at task 2 (a layer of d = 4096)", ratio(times, "task 50", "task 2"), "<= 1.1")
+
+
+def checkpoint() -> None:
+    """A save within a task beside the steps between two: on the mini base model, eight examples in one forward, the shortest steps
+    that a run of this project has.
+    """
+    loop = Loop(
+        [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")], history=0, batch=window(base_model().tokenizer, micro=8)
+    )
+    rows, counted = FeatureStore(limit=128, held_out=32, spread=False), iter(range(1, 10**6))
+    with tempfile.TemporaryDirectory() as name, rows.collect(loop.blocks.model):
+        loop()  # fills the rows and the optimizer's state
+
+        def save() -> None:
+            progress = Progress.of(loop.optimizer, rows, number=2, step=next(counted), steps=10**6, seconds=0.0)
+            Checkpoint(Path(name), Path(name) / "trace.jsonl").write_progress(progress)
+
+        times = side_by_side({"save": save, "step": loop}, rounds=20)
+    share = ratio(times, "save", "step") / EVERY
+    report(f"a save within a task / {EVERY} steps of sfor; one forward of 8", share, "0.01")
+
+
+def drift() -> None:
+    """Measuring a 4096 x 4096 layer from its factors, against forming the matrix."""
+    d, r, k = 4096, 8, 20
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw)
+
+    start = Factors(normal(r, d) / 64, normal(d, r) / 64, 4.0)
+    now = Factors(start.A + 1e-3 * normal(r, d), start.B + 1e-3 * normal(d, r), 4.0)
+    core = Subspace(torch.linalg.qr(normal(d, k)).Q)
+    anchor = Anchor((AdaptedLayer("layer", now, start, core=core),))
+
+    def dense() -> tuple[float, float, float]:
+        """The formulas as written, in float64: dW, dW V and dW - dW V V^T as matrices."""
+        A, B, A0, B0, V = (x.double() for x in (now.A, now.B, start.A, start.B, core.basis))
+        dW = 4.0 * (B @ A - B0 @ A0)
+        response = dW @ V
+        return float(dW.norm()), float(response.norm()), float((dW - response @ V.T).norm())
+
+    found = measure(anchor)
+    for mine, theirs in zip((found.d_eff, found.d_old, found.d_new), dense(), strict=True):
+        assert abs(mine - theirs) < 1e-9 * theirs
+    times = side_by_side({"thin": lambda: measure(anchor), "dense": dense}, rounds=9, warm=1)
+    milliseconds = 1e3 * sorted(times["thin"])[len(times["thin"]) // 2]
+    report("measure / dense formulas, one 4096 x 4096 layer", ratio(times, "thin", "dense"), "<= 1/30", f"({milliseconds:.1f} ms)")
