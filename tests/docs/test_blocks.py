@@ -9,7 +9,6 @@ import pytest
 import test_add_a_skill
 import test_docs
 import test_extend
-import test_your_own_method
 
 from anchorlora.cli.app import app
 from anchorlora.methods import METHODS
@@ -23,7 +22,7 @@ DATA = ("text", "yaml", "json", "toml")  # what files hold and commands print
 
 FROM_END_TO_END = {  # page -> what a test reads and runs in order
     "docs/protect.md": test_add_a_skill.PAGE,
-    "docs/extend.md": test_your_own_method.PAGE + "".join(test_extend.SECTIONS[name] for name in test_extend.SEAMS),
+    "docs/extend.md": test_extend.PAGE + "".join(test_extend.SECTIONS[name] for name in test_extend.SEAMS),
 }
 NOT_RUN = {  # how a line of shell begins -> why no test runs it
     "pip install ": "a package registry",

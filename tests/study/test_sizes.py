@@ -1,16 +1,29 @@
-"""Sizes from configurations alone: the study's base models, and an estimate of activations beside what autograd really keeps."""
+"""What a dry run says: sizes from configurations alone, expected time beside what torch counts, one quick question to the hub."""
 
 import json
+import re
+import shutil
+import time
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub import constants
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+import small
 from anchorlora.adapters import AdapterStack
 from anchorlora.cli.app import main
-from anchorlora.config import RunConfig
+from anchorlora.config import BaseModelSettings, RunConfig
+from anchorlora.data import Benchmark, Encoder
+from anchorlora.models.hub import PATIENCE, cached_folder
+from anchorlora.models.load import tokenizer_of
 from anchorlora.recipes import long_sequence, mini, mistral_7b, qwen3_8b
 from anchorlora.runs import sizes as module
+from anchorlora.runs.expected import SplitSize, measured_rate, parts_of, work_of
 from anchorlora.runs.sizes import sizes
 from study.fake_steps import traced
 
@@ -174,3 +187,207 @@ def test_the_studys_recipes_differ_from_the_standard_one_in_backbone_and_precisi
     assert changes(long_sequence()) == {"recipe.name", "recipe.tasks.orders"}
     assert len(long_sequence().tasks.orders["order1"]) == 15
     assert mini().trace.trace_points is None
+
+
+WIDE = {"hidden_size": 320, "intermediate_size": 960, "num_hidden_layers": 4, "vocab_size": 3000}
+WIDE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 80}
+TOKENS, ANSWER = 96, 5
+CPU = torch.device("cpu")
+
+
+def operations(call):
+    with FlopCounterMode(display=False) as counted:
+        call()
+    return counted.get_total_flops()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_operations_are_those_that_torch_counts_in_a_step_of_the_model(tied, tmp_path):
+    """Within a tenth: attention scores are not counted, nor gradients below the first adapter."""
+    config = {**QWEN3_8B, **WIDE, "tie_word_embeddings": tied}
+    recipe = qwen3_8b().changed({"model": folder(tmp_path / "m", config), "dtype": "float32"})
+    found = sizes(recipe, tasks=1, cumulative=False)
+    work = work_of(recipe, [(SplitSize(1, TOKENS, ANSWER), SplitSize(1, TOKENS, ANSWER))], found)
+    stack = AdapterStack(Qwen3ForCausalLM(Qwen3Config(**config)), targets=("q_proj", "v_proj"), rank=8, alpha=32)
+    stack.open(torch.Generator().manual_seed(0))
+    ids = torch.zeros(1, TOKENS, dtype=torch.long)
+
+    def forward():
+        return stack.model(input_ids=ids, logits_to_keep=ANSWER, use_cache=False).logits.sum()
+
+    assert 0.9 < work.training / operations(lambda: forward().backward()) < 1.1
+    with torch.no_grad():
+        assert 0.9 < work.evaluation / operations(forward) < 1.1
+
+
+def test_a_task_is_trained_once_an_epoch_and_tested_after_every_task_from_its_own_on(tmp_path):
+    recipe = mini().changed({"epochs": 3})
+    found = sizes(qwen3_8b().changed({"model": folder(tmp_path / "m", QWEN3_8B | WIDE)}), tasks=1, cumulative=False)
+    one = work_of(mini().changed({"epochs": 1}), [(SplitSize(10, 20, 2), SplitSize(5, 20, 2))], found)
+    three = work_of(recipe, [(SplitSize(10, 20, 2), SplitSize(5, 20, 2))] * 3, found)
+    assert three.training == 9 * one.training
+    assert three.evaluation == 6 * one.evaluation
+
+
+def test_tokens_are_those_of_the_data_and_without_a_tokenizer_the_most_there_may_be(small_benchmark, small_model):
+    recipe, source = small.recipe(small_benchmark, small_model), Benchmark(small_benchmark)
+    encoder = Encoder(tokenizer_of(recipe.base_model), max_tokens=96)
+    encoded = encoder.encode(source.task("mood"), source.examples("mood", "train"))
+    train, test = parts_of(recipe, source, encoder, "mood")
+    assert train == SplitSize(24, sum(len(e.prompt + e.answer) for e in encoded) / 24, sum(len(e.answer) for e in encoded) / 24)
+    assert test.examples == 6
+    assert parts_of(recipe, source, None, "mood") == (SplitSize(24, 96, 1), SplitSize(6, 96, 1))
+    assert parts_of(recipe, None, encoder, "mood") is None, "nobody knows how many examples there are"
+
+
+def test_a_holdout_run_is_expected_without_opening_a_test_file(small_benchmark, small_model):
+    recipe = small.recipe(small_benchmark, small_model, tested_on="holdout")
+    train, test = parts_of(recipe, Benchmark(small_benchmark).training_only(), None, "mood")
+    assert train.examples + test.examples == 24
+    assert test.examples
+
+
+def test_a_device_that_is_not_there_is_not_measured():
+    with pytest.raises(ValueError, match=r"the device meta:7 cannot be measured here: .* state its rate with --flops"):
+        measured_rate(torch.device("meta", 7), torch.float32, (8, 8), rows=8)
+
+
+def comments(capsys):
+    """What a dry run says, as it was before it was broken into lines."""
+    return capsys.readouterr().out.replace("\n#", "")
+
+
+def test_a_dry_run_says_the_time_at_a_stated_rate(capsys):
+    assert main(["run", "mini", "--method", "sfor", "--dry-run", "--flops", "1e9"]) == 0
+    said = comments(capsys)
+    training, evaluation = map(float, re.search(r"about ([\d.e+]+) FLOP of training and ([\d.e+]+) of evaluation", said).groups())
+    minutes = int(re.search(r" at least (\d+) min at 0.001 TFLOP/s \(stated\)$", said.rstrip())[1])
+    assert minutes * 60e9 == pytest.approx(training + evaluation, rel=0.05)
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "inf", "nan", "fast"])
+def test_a_rate_that_is_none_is_refused_in_one_line(rate, capsys):
+    assert main(["run", "mini", "--method", "sfor", "--dry-run", "--flops", rate]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "'--flops'" in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_without_a_stated_rate_it_is_measured(capsys):
+    assert main(["run", "mini", "--method", "sfor", "--dry-run"]) == 0
+    assert re.search(r"TFLOP/s \(measured on cpu by a product in float32; state another with --flops\)", comments(capsys))
+
+
+def test_a_dry_grid_adds_up_its_missing_runs(capsys, tmp_path):
+    words = ["grid", "mini", "--methods", "sfor", "--out", str(tmp_path / "g"), "--dry-run", "--flops", "1e9", "--slots", "2"]
+    hours = []
+    for seeds in ("1", "1,2,3"):
+        assert main([*words, "--orders", "order1", "--seeds", seeds]) == 0
+        found = re.search(
+            r"at least ([\d.]+) device-hours at 0.001 TFLOP/s \(stated\), so .* with 2 at a time", capsys.readouterr().out
+        )
+        hours.append(float(found[1]))
+    assert hours[1] == pytest.approx(3 * hours[0], rel=0.1)
+    assert not (tmp_path / "g").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["standard-cl", "--set", "train_limit=none"], "no model yet; give one with --model"),
+        (["qwen3-8b", "--model", "MODEL"], "no data folder yet; give one with --data"),
+        (["mini", "--set", "device=cuda:9"], "cannot be measured here: "),
+    ],
+)
+def test_a_time_that_is_unknown_is_said_to_be(words, why, small_model, tmp_path, capsys):
+    words = [str(small_model) if word == "MODEL" else word for word in words]
+    assert main(["grid", *words, "--methods", "sfor", "--seeds", "1", "--out", str(tmp_path / "g"), "--dry-run"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("expected time unknown: ")
+    assert why in last
+
+
+NAME = "some-org/some-model"
+DRY = ["run", "qwen3-8b", "--model", NAME, "--method", "sfor", "--dry-run"]
+SETTINGS = BaseModelSettings(model=NAME)
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def answering(monkeypatch, how):
+    asked = []
+
+    def answer(url, **settings):
+        asked.append(url)
+        return how()
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", answer)
+    return asked
+
+
+def refusing(kind, status):
+    def refuse():
+        error = kind.__new__(kind)  # what it is made of differs between versions
+        error.response = SimpleNamespace(status_code=status)
+        raise error
+
+    return refuse
+
+
+def test_without_a_network_one_line_says_so_with_status_2_after_one_attempt(monkeypatch, capsys):
+    def unreachable():
+        raise OSError("[Errno -2] Name or service not known")
+
+    asked = answering(monkeypatch, unreachable)
+    assert main(DRY) == 2
+    said = capsys.readouterr()
+    assert said.err == (
+        f"error: the configuration of the model {NAME} is not in the local cache, and the hub does not answer: [Errno -2] Name or "
+        f"service not known; give a folder with --model, or fetch the model where there is a network (hf download {NAME})\n"
+    )
+    assert f"model: {NAME}" in said.out
+    assert "sizes unknown" not in said.out
+    assert len(asked) == 1
+
+
+def test_a_hub_that_says_nothing_is_not_waited_for(monkeypatch):
+    answering(monkeypatch, lambda: time.sleep(10))
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=f"does not answer: nothing within {PATIENCE} seconds"):
+        cached_folder(SETTINGS)
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(("kind", "status"), [(RepositoryNotFoundError, 404), (HfHubHTTPError, 403)])
+def test_a_hub_that_refuses_is_there_and_reading_says_what_is_wrong(kind, status, monkeypatch):
+    answering(monkeypatch, refusing(kind, status))
+    assert cached_folder(SETTINGS) is None
+
+
+def test_a_hub_that_is_broken_is_not_there(monkeypatch):
+    answering(monkeypatch, refusing(HfHubHTTPError, 503))
+    with pytest.raises(ValueError, match="does not answer: status 503"):
+        cached_folder(SETTINGS)
+
+
+def test_a_cached_configuration_is_enough_and_nobody_is_asked(monkeypatch, cache, small_model, capsys):
+    asked = answering(monkeypatch, lambda: pytest.fail("the hub was asked"))
+    commit, place = "0" * 40, cache / f"models--{NAME.replace('/', '--')}"
+    shutil.copytree(small_model, place / "snapshots" / commit)
+    (place / "refs").mkdir()
+    (place / "refs/main").write_text(commit)
+    assert cached_folder(SETTINGS) == place / "snapshots" / commit
+    assert main(DRY) == 0
+    assert "parameters of the base model" in capsys.readouterr().out
+    assert not asked
+
+
+@pytest.mark.parametrize("name", ["./model", "a/b/c", "not a name"])
+def test_what_is_no_name_on_the_hub_is_not_asked_for(name, monkeypatch):
+    answering(monkeypatch, lambda: pytest.fail("the hub was asked"))
+    assert cached_folder(BaseModelSettings(model=name)) is None
