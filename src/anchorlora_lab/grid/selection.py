@@ -139,8 +139,7 @@ def scale_of(recipe: Recipe, tunable: Tunable, tasks: Sequence[str], seed: int, 
         return None
     kept = out / "scale.json"
     if not kept.exists():
-        from anchorlora.continual.sequence import TaskSequence  # with all that a run needs
-        from anchorlora.runs.run import load_inputs
+        from anchorlora.runs.run import load_inputs  # with all that a run needs
 
         logging.disable_progress_bar()  # while weights load
         plain = METHODS.baseline("shared")
