@@ -270,8 +270,9 @@ SMOLLM2 = "[SmolLM2-135M](docs/lab/results-real.md#standard-cl-on-smollm2-135m-t
 
 def real_in_words() -> str:
     """What four methods reach on real text with two base models, over the orders and seeds that all of them have."""
-    names, said = ("seq-lora", "o-lora-hard", "fold-16", "sensitive-core"), []
-    for folder in ("real/grid", "smollm2/grid"):
+    said = []
+    for folder, fold in (("real/grid", "fold-64"), ("smollm2/grid", "fold-16")):
+        names = ("seq-lora", "o-lora-hard", "sensitive-core", fold)
         found = runs_in(folder)
         places = set.intersection(*(set(found[name]) for name in names))
         ends = [f"`{name}` {mean([found[name][place].record.scores.AA for place in places]):.0f} %" for name in names]

@@ -356,7 +356,7 @@ fold_64 = CatalogEntry(
     when="The default of `anchorlora train`. A first skill is the same as with `fold-16`; later skills cost earlier ones less.",
     default="new block",
     place=25,
-    compared_with=("fold-16",),
+    compared_with=("fold-16", "sensitive-core"),
     choice=Choice(EXAMPLES, "best scores; one adapter that grows up to a limit"),
 ).of(Method("fold-64", FoldedPerTask(64), fold_16.constraints))
 fold_64_replay = CatalogEntry(
