@@ -12,11 +12,13 @@ from anchorlora import (
     METHODS,
     Anchor,
     AnswerSensitivity,
+    EffectiveResponse,
     GradientStart,
     KroneckerBrake,
     ProjectDisplacement,
     RankSplit,
     Retract,
+    RoutingOverlap,
     SensitiveCore,
     Subspace,
     measure,
@@ -247,15 +249,17 @@ def test_the_brake_is_half_the_trace_of_g_dw_c_dw_and_its_gradient(fresh):
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_the_brake_of_stacked_layers_is_the_sum_of_theirs(fresh):
-    anchor, _ = knowing(anchor_of(fresh=fresh, sizes=((24, 16), (24, 16), (24, 16))))
-    active = KroneckerBrake().begin_task(anchor)
+@pytest.mark.parametrize("penalty", [KroneckerBrake(), EffectiveResponse(), RoutingOverlap(0.5)])
+def test_a_penalty_on_stacked_layers_is_the_sum_of_theirs(penalty, fresh):
+    anchor, _ = knowing(anchor_of(fresh=fresh, history=True, wide=12, sizes=((24, 16), (24, 16), (24, 16))))
+    active = penalty.begin_task(anchor)
     wander(anchor)
     with torch.no_grad():
         value, gradients = active.stacked(Stack(anchor.layers))
         alone = [active.pieces(layer) for layer in anchor.layers]
     assert float(value) == pytest.approx(sum(float(v) for v, _ in alone), rel=1e-5)
-    for name in "AB":
+    assert gradients.keys() == alone[0][1].keys()
+    for name in gradients:
         right = torch.stack([g[name] for _, g in alone])
         assert torch.allclose(gradients[name], right, rtol=1e-4, atol=1e-5 * float(right.norm()))
 

@@ -75,7 +75,7 @@ class _Responding(Penalty):
 
         def share() -> Tensor:
             sizes = [len(self.layers) * layer.factor("B").shape[0] * self.V[layer.name].shape[1] for layer in stack.layers]
-            return V.new_tensor([stack.layers[0].current.scale ** 2 / size for size in sizes])[:, None, None]
+            return V.new_tensor([2 * stack.layers[0].current.scale ** 2 / size for size in sizes])[:, None, None]
 
         V = stack.once("V", lambda: stack.bases(lambda layer: self.V[layer.name]))
         A0, B0 = (stack.once(name, lambda name=name: stack.of(lambda layer: layer.start_factor(name))) for name in ("A", "B"))
