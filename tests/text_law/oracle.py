@@ -17,11 +17,17 @@ def turn(tokenizer, messages, i, tools=None):
         whole = f"{prompt}</{opened[1]}>\n\n{whole[len(before) :].lstrip()}"
     read = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
     first = next(k for k, (_, end) in enumerate(read.offset_mapping) if end > len(prompt))
-    answer = read.input_ids[first:]
+    given, answer = read.input_ids[:first], read.input_ids[first:]
+    served = tokenizer(prompt, add_special_tokens=False).input_ids
+    if served != given:  # the server reads the prompt alone, and the answer's words follow
+        inside = answer and read.offset_mapping[first][0] < len(prompt)
+        rest = tokenizer(whole[len(prompt) :], add_special_tokens=False).input_ids if inside else answer
+        if tokenizer.decode(served + rest) == tokenizer.decode(read.input_ids):
+            given, answer = served, rest
     stops = stop_set(tokenizer)
     at = next((k for k, token in enumerate(answer) if token in stops), None)
     answer = [*answer, tokenizer.eos_token_id] if at is None else answer[: at + 1]
-    return read.input_ids[:first], answer
+    return given, answer
 
 
 def stop_set(tokenizer):

@@ -5,6 +5,8 @@ import copy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from anchorlora.data import Encoder, ExactMatch, TextTask, examples_of, samples_of, token_ids
 from anchorlora.data.text import counted
@@ -400,3 +402,42 @@ def test_what_is_split_is_said_with_its_remedy():
     white = {"messages": [ASKED, {"role": "assistant", "content": "2 old"}]}
     found, _ = counted("t", samples_of([("r", white)], source="d"), encoder)
     assert found["split"] == {"template": 1}
+
+
+def test_a_prompt_that_ends_in_a_run_of_blanks_is_trained_on_as_a_server_reads_it():
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # as GPT-2: the last blank before a word stands alone
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        ["a\n\n\n\n  \n"] * 9, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    )
+    made.add_special_tokens(families.SPECIAL)
+    made.add_tokens(families.PLAIN)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", pad_token="<pad>")
+    for asked in ("a\n\n", "a\n\n\n", "a  \n\n", "a\n", "a"):
+        (e,) = encoded({"prompt": asked, "completion": "a"}, tokenizer)
+        assert list(e.prompt) == tokenizer(asked).input_ids
+        assert tokenizer.decode(e.answer) == "a</s>"
+    thinking = "{%- for m in messages %}{{ '<|' + m.role + '|>' }}"
+    thinking += "{%- if m.role == 'assistant' %}{{ '<think>\n\n</think>\n\n' }}{%- endif %}{{ m.content + '<|end|>' }}{%- endfor %}"
+    for prompt in ("<|assistant|>", "<|assistant|><think>\n", "<|assistant|><think>\n\n</think>\n\n"):
+        tokenizer.chat_template = thinking + "{%- if add_generation_prompt %}{{ " + repr(prompt) + " }}{%- endif %}"
+        (e,) = encoded({"messages": [ASKED, {"role": "assistant", "content": "  a"}]}, tokenizer)
+        served = tokenizer.apply_chat_template([ASKED], add_generation_prompt=True, return_dict=True)["input_ids"]
+        assert list(e.prompt) == served
+        whole = tokenizer.apply_chat_template([ASKED, {"role": "assistant", "content": "  a"}], tokenize=False)
+        assert tokenizer.decode([*e.prompt, *e.answer]) == whole
+
+
+def test_a_turn_ends_where_a_server_stops_also_behind_another_mark_of_the_template():
+    tokenizer = copy.deepcopy(families.tokenizer("bytes"))
+    four = {"messages": [ASKED, {"role": "assistant", "content": "4"}]}
+    tokenizer.chat_template = FAMILIES["pipes"] + "{%- if not add_generation_prompt %}{{ eos_token }}{%- endif %}"  # as Phi-3's
+    (e,) = encoded(four, tokenizer)
+    assert tokenizer.decode(e.answer) == "4<|end|>"
+    tokenizer.eos_token = "<|im_end|>"
+    for ended in ("<|end|><|im_end|>", "<|end|>\n<|im_end|>"):  # as Command R7B's
+        tokenizer.chat_template = FAMILIES["pipes"].replace("<|end|>\n", ended + "\n")
+        (e,) = encoded(four, tokenizer)
+        assert tokenizer.decode(e.answer) == "4" + ended

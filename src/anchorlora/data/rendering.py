@@ -15,7 +15,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -83,14 +83,15 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
     first = read.first
     while first < len(read.ids) and read.offsets[first][0] < boundary and read.ids[first] in tokenizer.get_added_vocab().values():
         first += 1  # a token of the template that takes the blanks after it
+    read, first, split = read.served(first, apart=not example.continued)
+    if split and split != "white" and not example.continued:
+        split = "template"
     answer = _stopped(place, read.ids[first:], encoder)
     lead = _decoded(tokenizer, read.ids[first : _first_after(read.offsets, start)])
     too_long = len(read.ids) > encoder.max_tokens
     head = _first_after(read.offsets, _head(write, text, example.messages)) if too_long else 0
     label = without_lead(_decoded(tokenizer, answer[:-1] if answer[-1] in stops else answer), lead)
-    unknown, split = read.unknown(first + len(answer), own=reply), read.split(first)
-    if split and split != "white" and not example.continued:
-        split = "template"
+    unknown = read.unknown(first + len(answer), own=reply)
     return Turn(text[:boundary], tuple(read.ids[:first]), answer, head, lead.strip(), label, unknown, split)
 
 
@@ -106,11 +107,11 @@ def text_turn(example: Example, encoder: Encoder) -> Turn:
         ids = ids if ids and ids[-1] == end else [*ids, end]
         kept = 1 if len(ids) > 1 else 0
         return Turn("", tuple(ids[:kept]), tuple(ids[kept:]), 0, "", answer)
-    first = read.first
-    said = _stopped(example.place, ids[first:], encoder)
-    head = next((i for i, (a, b) in enumerate(offsets) if a != b), 0)
+    read, first, split = read.served(read.first)
+    said = _stopped(example.place, read.ids[first:], encoder)
+    head = next((i for i, (a, b) in enumerate(read.offsets) if a != b), 0)
     label = _decoded(tokenizer, said[:-1] if said[-1] in encoder.stops else said).strip()
-    return Turn(prompt, tuple(ids[:first]), said, head, "", label, read.unknown(first + len(said), own=answer), read.split(first))
+    return Turn(prompt, tuple(read.ids[:first]), said, head, "", label, read.unknown(first + len(said), own=answer), split)
 
 
 def without_lead(text: str, lead: str) -> str:
@@ -209,28 +210,37 @@ class _Reading:
         """Index of the first token after the prompt."""
         return _first_after(self.offsets, self.boundary)
 
-    def split(self, first: int) -> str:
-        """How the tokens before an answer differ from those of the prompt alone, as a server reads it: a key of `SPLIT`, or "".
+    def served(self, first: int, *, apart: bool = False) -> tuple[_Reading, int, str]:
+        """Return the text with the prompt's own tokens first, as a server reads it; where the answer's begin; and a key of `SPLIT`
+        where the answer goes on within a token of the prompt, unless it may be read `apart`.
 
-        A prompt that is not cut within a token is read as it is before the answer, so it is not tokenized again.
+        A prompt that is not cut within a token is read as it is before the answer, so it is not tokenized again; but how many
+        blanks in a row are one token often depends on whether a word follows.
         """
-        text, boundary, offsets = self.text, self.boundary, self.offsets
-        if first >= len(self.ids):
-            return ""
+        text, boundary, ids, offsets, tokenizer = self.text, self.boundary, self.ids, self.offsets, self.tokenizer
+        if first >= len(ids):
+            return self, first, ""
         begin = offsets[first][0] if offsets[first][0] < boundary else max((stop for _, stop in offsets[:first]), default=0)
-        taken = text[begin:boundary]
-        if not taken:
-            return ""
-        alone = list(self.tokenizer(text[:boundary], add_special_tokens=self.special, verbose=False).input_ids)
-        before = self.ids[:first]
-        for each in (alone, before):  # some tokenizers end what they read
-            while each and each[-1] == self.tokenizer.eos_token_id:
+        taken, run = text[begin:boundary], text[max(0, boundary - 2) : boundary]
+        if not (taken or (len(run) == 2 and run.isspace())):
+            return self, first, ""
+        alone, before = _Reading.of(self.place, text[:boundary], boundary, tokenizer, special=self.special), ids[:first]
+        for each in (alone.ids, before):  # some tokenizers end what they read
+            while each and each[-1] == tokenizer.eos_token_id:
                 each.pop()
-        if alone == before:  # what no token stands for, such as white space that is left out
-            return ""
+        if alone.ids == before:  # what no token stands for, such as white space that is left out
+            return self, first, ""
+        places = alone.offsets[: len(alone.ids)]
+        if not taken and getattr(tokenizer, "is_fast", False):
+            return replace(self, ids=alone.ids + ids[first:], offsets=places + offsets[first:]), len(alone.ids), ""
+        if apart:
+            rest = _Reading.of(self.place, text[boundary:], 0, tokenizer, special=False)
+            if tokenizer.decode(alone.ids + rest.ids) == tokenizer.decode(ids):
+                places += [(a + boundary, b + boundary) for a, b in rest.offsets]
+                return replace(self, ids=alone.ids + rest.ids, offsets=places), len(alone.ids), ""
         if text[boundary : boundary + 1].isspace():
-            return "white"
-        return "blank" if taken.isspace() else "word"
+            return self, first, "white"
+        return self, first, "blank" if taken.isspace() else "word"
 
     def unknown(self, last: int, *, own: str | Mapping[str, Any]) -> tuple[str, ...]:
         """Parts of a prompt, and of what the template writes, that the tokenizer does not know; those of an answer are refused."""

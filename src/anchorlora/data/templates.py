@@ -106,13 +106,17 @@ def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
     if tokenizer.eos_token_id is not None:
         stops.add(int(tokenizer.eos_token_id))
     if tokenizer.chat_template:
-        chat = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
+        asked, answered = {"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}
+
+        def after(*messages: Mapping[str, Any]) -> list[int]:
+            text = rendered("", messages, tokenizer).partition(ANSWERED)[2].partition(ASKED)[0].lstrip()
+            return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) if text else []
+
         try:
-            after = rendered("", chat, tokenizer).partition(ANSWERED)[2].lstrip()
+            ids, between = after(asked, answered), after(asked, answered, asked)
         except InvalidValue:  # of these messages; what a row gives is asked again
             return frozenset(stops)
-        ids = tokenizer(after, add_special_tokens=False, verbose=False).input_ids if after else []
-        if ids and int(ids[0]) in tokenizer.get_added_vocab().values():
+        if ids and ids[0] in tokenizer.get_added_vocab().values() and stops.isdisjoint(between):
             stops.add(int(ids[0]))
     return frozenset(stops)
 
