@@ -93,7 +93,7 @@ def test_a_tokenizer_that_adds_what_is_no_text_is_refused(tokenizer, monkeypatch
 
 
 WRONG = [
-    ({"text": 7}, "text must be text, not a number"),
+    ({"text": 7}, "text must be text, not a number; put it in quotes"),
     ({"text": CHAT}, "text must be text, not a list"),
     ({"messages": "hello"}, "messages must be a list of messages, not text"),
     ({"messages": []}, "messages is an empty list; take the row out"),
@@ -102,6 +102,10 @@ WRONG = [
     (
         {"messages": [*CHAT, {"role": "user", "content": [{"type": "image"}]}]},
         "content of message 3 of messages must be text, not a list",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image", "url": "a"}, {"type": "text", "text": "b"}]}]},
+        "content of message 1 of messages must be text, not a list (image, text); one part of type text is read as its text",
     ),
     ({"messages": CHAT, "tools": "f"}, "tools must be a list of objects, or such a list as JSON text"),
     ({"prompt": "hi", "completion": "ho", "system": "Be kind."}, "column system would not be learned; put its text into prompt"),
@@ -135,7 +139,7 @@ WRONG = [
     ({"prompt": "a", "chosen": "b", "rejected": "c"}, "chosen and rejected are a preference pair, for TRL's DPOTrainer"),
     ({"conversations": [{"from": "narrator", "value": "a"}]}, "from 'narrator' of message 1 of conversations is not known; it is"),
     ({"text": "a", "accepted": False}, "column accepted would not be learned"),
-    (["a"], "a row is an object with named columns, not a list"),
+    (["a"], "a row is an object with named columns, not a list; a file whose one line is a list of rows is called .json"),
     ("a", "a row is an object with named columns, not text"),
 ]
 
@@ -147,6 +151,11 @@ def test_a_row_of_another_kind_is_refused_with_its_line(row, said, tmp_path):
     with pytest.raises(ValueError) as refused:
         read_samples(path)
     assert str(refused.value).startswith(f"{path}, line 2: {said}")
+
+
+def test_one_part_of_text_is_read_as_its_text():
+    parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in CHAT]
+    assert read_samples([{"messages": parts}])[0].content == read_samples([{"messages": CHAT}])[0].content
 
 
 def test_columns_by_other_names_drop_no_judgment(tmp_path):
@@ -165,6 +174,11 @@ def test_every_row_needs_the_columns_of_the_first(tmp_path):
     path = tmp_path / "old.jsonl"
     path.write_text('{"text": "a"}\n{"text": "b", "messages": []}\n{"text": null}\n')
     with pytest.raises(ValueError, match="line 3: no column 'text', which the first row has"):
+        read_samples(path)
+    path.write_text('{"text": "a"}\n{"prompt": "b", "completion": "c"}\n')
+    with pytest.raises(
+        ValueError, match="line 2: this row has prompt, completion, and the first one is read as text; give every row"
+    ):
         read_samples(path)
     with pytest.raises(ValueError, match="line 1: no column 'body'; it has: text"):
         read_samples(path, column="body")

@@ -285,12 +285,13 @@ def test_rows_are_counted_that_repeat_are_cut_have_no_answer_or_one_that_takes_a
     def row(asked, *said):
         return {"messages": [{"role": "user", "content": asked}, *({"role": "assistant", "content": each} for each in said)]}
 
-    rows = [row("a", "b"), row("a", "b"), row("a", "c"), row("d"), row("long " * 90, "e"), row("f", "long " * 90)]
+    rows = [row("a", "b"), row("a", "b"), row("a", "c"), row("d"), row("long " * 90, "e"), row("f", "long " * 90), row("g", "")]
     samples = samples_of([(f"row {i}", each) for i, each in enumerate(rows, 1)], source="d")
     encoder = Encoder(tokenizer, max_tokens=60)
     found, unfit = counted("t", samples, encoder, measured=True)
     assert found == {
-        "read": 6,
+        "read": 7,
+        "empty": 1,
         "repeated": 1,
         "together": 2,
         "cut": 2,

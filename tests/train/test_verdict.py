@@ -216,6 +216,8 @@ NONE = dict.fromkeys(("repeated", "together", "cut", "skipped", "long", "unknown
         ("tested", {"repeated": 2}, ["2 of 50 rows of the test file repeat another"]),
         ("kept", {"skipped": 4}, ["4 rows have no answer, and are not measured"]),
         ("measured", {"long": 5}, ["5 rows have an answer that takes --max-length alone, and are not measured"]),
+        ("learned", {"empty": 2}, ["2 rows have an empty answer, and the model is taught to say nothing there; take them out if"]),
+        ("kept", {"empty": 2}, ["2 rows have an empty answer"]),
         ("kept", {"more": True}, ["only the first 50 rows are read"]),
         (
             "learned",

@@ -43,7 +43,8 @@ def iterated(
     form, names, place = None, _names(column), None
     for place, columns in islice(rows, limit):
         if not isinstance(columns, Mapping):
-            raise InvalidValue(f"{place}: a row is an object with named columns, not {kind_of(columns)}")
+            lines = "; a file whose one line is a list of rows is called .json" if isinstance(columns, list) else ""
+            raise InvalidValue(f"{place}: a row is an object with named columns, not {kind_of(columns)}{lines}")
         row = Row(place, columns)
         learned = _judged(row)
         if names or column is None:
@@ -131,6 +132,11 @@ def _refuse_unread(row: Row, form: Form) -> None:
     """Refuse a row with text or a truth value in a column that would not be read: it would be dropped without a word."""
     for name, value in row.columns.items():
         if name not in form.known and name not in MARKS and str(name).lower() not in FACTS and _says_something(value):
+            if not form.fits(row.columns):
+                raise InvalidValue(
+                    f"{row.place}: this row has {listed(row)}, and the first one is read as {' and '.join(form.columns)}; give "
+                    "every row the same columns"
+                )
             raise InvalidValue(
                 f"{row.place}: column {name!s:.40} would not be learned; put its text into {form.columns[0]}, take it out, or name "
                 f"the columns to read with --columns {','.join(f'{known}={known}' for known in form.columns)}"

@@ -86,7 +86,7 @@ def _parsed(place: str, content: bytes) -> Any:
     try:
         return json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        reason = "not UTF-8"
+        raise InvalidValue(f"{place}: not UTF-8; save the file as UTF-8") from None
     except json.JSONDecodeError as error:
         where = f", line {error.lineno}" if b"\n" in content.strip() else ""
         reason = f"not complete JSON{where}: {error.msg} at character {error.colno}"
@@ -105,6 +105,11 @@ def _csv(path: Path) -> Rows:
         line = 1
         try:
             for row in reader:
+                if None in row:
+                    raise InvalidValue(
+                        f"{path}, line {line + 1}: more fields than the {len(row) - 1} that the first line names; put text "
+                        "that holds a comma into quotes, or save the rows as JSON Lines"
+                    )
                 yield f"{path}, line {line + 1}", {str(name): value for name, value in row.items()}
                 line = reader.line_num
         except csv.Error as error:

@@ -99,7 +99,7 @@ def counted(
 ) -> tuple[dict[str, Any], dict[int, str]]:
     """Return how many rows there are, and of how many of them what; and which no answer can be measured on, and why."""
     rows, most = RowHashes(name), encoder.max_tokens
-    found: dict[str, Any] = dict.fromkeys(("read", "repeated", "together", "cut", "skipped", "long", "unknown"), 0)
+    found: dict[str, Any] = dict.fromkeys(("read", "repeated", "together", "cut", "skipped", "long", "unknown", "empty"), 0)
     characters: dict[str, None] = {}
     split: Counter[str] = Counter()
     unfit: dict[int, str] = {}
@@ -108,6 +108,7 @@ def counted(
         turns = [(example, turn_of(example, encoder)) for example in examples_of([sample])]
         unknown = [character for _, turn in turns for part in turn.unknown for character in part]
         found["unknown"] += bool(unknown)
+        found["empty"] += not all(turn.label for _, turn in turns)
         split.update({turn.split for _, turn in turns} - {""})
         if len(characters) < SHOWN:
             characters |= dict.fromkeys(unknown)

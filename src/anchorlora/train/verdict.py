@@ -334,6 +334,9 @@ def _counted(rows: Mapping[str, Any]) -> list[str]:
         said.append(f"{rows['cut']:,} rows are longer than --max-length; {what} is what fits")
     if rows["long"]:
         said.append(f"{rows['long']:,} rows have an answer that takes --max-length alone, and are not measured")
+    if rows.get("empty") and rows["source"] != SELF:
+        told = "" if kept else ", and the model is taught to say nothing there; take them out if something is missing"
+        said.append(f"{rows['empty']:,} rows have an empty answer{told}")
     if rows["unknown"]:
         what = f"characters that the tokenizer does not know ({rows['characters']!r}), so the model never sees them"
         said.append(f"{rows['unknown']:,} rows have prompts with {what}")

@@ -80,7 +80,8 @@ class Row:
             raise self.refusal(f"no column {name!r}, which the first row has; give every row the same columns")
         if not isinstance(value, kinds):
             wanted = " or ".join(WORDS[kind] for kind in kinds)
-            raise self.refusal(f"{name} must be {wanted}, not {kind_of(value)}")
+            quoted = "; put it in quotes" if str in kinds and isinstance(value, (int, float)) else ""
+            raise self.refusal(f"{name} must be {wanted}, not {kind_of(value)}{quoted}")
         if not all(map(is_unicode, _texts(value))):
             raise self.refusal(f"{name} holds characters that are not Unicode text; save the file as UTF-8")
         return value
@@ -164,6 +165,16 @@ def _message(place: str, where: str, turn: Any) -> Message:
         raise InvalidValue(f"{place}: {where} must be an object with role and content, not {kind_of(turn)}")
     if turn.get("role") is None and turn.get("from") is not None:
         return _of_speaker(place, where, turn)
+    content = turn.get("content")
+    if isinstance(content, (list, tuple)):  # parts, as for models that see
+        kinds = [part.get("type") if isinstance(part, Mapping) else kind_of(part) for part in content]
+        if kinds != ["text"] or not isinstance(content[0].get("text"), str):
+            parts = ", ".join(f"{kind!s:.20}" for kind in kinds[:5])
+            raise InvalidValue(
+                f"{place}: content of {where} must be text, not a list ({parts}); one part of type text is read as its text: "
+                "join several to one, and leave out rows with others, such as images"
+            )
+        turn = {**turn, "content": content[0]["text"]}
     for key in ("role", "content"):
         if key == "content" and turn.get(key) is None and turn.get("tool_calls"):
             continue  # as servers write a call without words
