@@ -17,18 +17,18 @@ from torch import Tensor
 
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
-from anchorlora.geometry.spectrum import GrowingRows, Spectrum, cast_rows, fixed_signs, rounding
+from anchorlora.geometry.spectrum import GrowingRows, Spectrum, fixed_signs
 
 EXACT = 1024  # width up to which rows are held exactly
 WIDER = 4  # columns of a sketch over the directions that are asked for
 
 
 def growing_rows(width: int, rank: int, *, device: torch.device | str) -> GrowingRows | SketchedRows:
-    """Return what holds rows of a width until their `rank` strongest directions are asked for, multiplied in float32."""
+    """Return what holds rows of a width until their `rank` strongest directions are asked for."""
     columns = WIDER * rank
     if width <= max(EXACT, 2 * columns):
-        return GrowingRows(keep=4 * rank, device=device, width=width, products=torch.float32)
-    return SketchedRows(width, columns, device, products=torch.float32)
+        return GrowingRows(keep=4 * rank, device=device, width=width)
+    return SketchedRows(width, columns, device)
 
 
 @dataclass(eq=False)
@@ -41,15 +41,14 @@ class SketchedRows:
     rows: int = 0
     total: float = 0.0  # energy of all rows, the sum of their squares
     sketch: Tensor | None = field(default=None, init=False)
-    products: torch.dtype = torch.float64  # in which rows are multiplied; they are summed in float64
 
     def add(self, rows: Tensor) -> None:
         """Add rows (n, d)."""
-        rows = cast_rows(rows.to(self.device), self.products)
-        energy = float(in_float64(rows).square().sum())
+        rows = in_float64(rows.to(self.device))
+        energy = float(rows.square().sum())
         if not energy < float("inf"):
             raise InvalidValue("feature rows hold NaN or infinite values; no protected subspace can be made from them")
-        seen = in_float64(rows.T @ (rows @ _test_matrix(self.width, self.columns).to(rows)))
+        seen = rows.T @ (rows @ _test_matrix(self.width, self.columns).to(self.device))
         self.sketch = seen if self.sketch is None else self.sketch.add_(seen)
         self.rows, self.total = self.rows + len(rows), self.total + energy
 
@@ -58,15 +57,15 @@ class SketchedRows:
         if self.sketch is None or self.total == 0.0:
             raise InvalidValue("feature rows are all zero; they span no direction")
         omega = _test_matrix(self.width, self.columns).to(self.device)
-        shift = torch.finfo(self.products).eps * float(self.sketch.norm())
+        shift = torch.finfo(torch.float64).eps * float(self.sketch.norm())
         shifted = self.sketch + shift * omega
         core = omega.T @ shifted
         values, vectors = torch.linalg.eigh((core + core.T) / 2)
-        held = values > values[-1] * rounding(len(values), self.products)
+        held = values > values[-1] * len(values) * torch.finfo(torch.float64).eps
         root = shifted @ (vectors[:, held] / values[held].sqrt())
         left, singular, _ = torch.linalg.svd(root, full_matrices=False)
         energy = (singular.square() - shift).clamp(min=0)
-        rank = int((energy > energy[0] * rounding(self.width, self.products)).sum())
+        rank = int((energy > energy[0] * self.width * torch.finfo(torch.float64).eps).sum())
         directions = fixed_signs(left[:, : min(rank, at_most)])
         return Spectrum(directions, energy[:rank].cumsum(0) / self.total, self.rows)
 

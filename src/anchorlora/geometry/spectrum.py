@@ -142,7 +142,6 @@ class GrowingRows:
     parts: list[Tensor] = field(default_factory=list)  # rows held as they are, or the carried directions
     moment: Tensor | None = None  # X^T X (d, d), once this form is used
     values: Tensor | None = None  # singular values of the carried directions, once that form is used
-    products: torch.dtype = torch.float64  # in which X^T X is multiplied, chunk by chunk; it is summed in float64
 
     def add(self, rows: Tensor) -> None:
         """Add feature rows: `rows` (n, d)."""
@@ -159,9 +158,9 @@ class GrowingRows:
     def _fold(self) -> None:
         """Replace the rows by their matrix or by their strongest directions."""
         if self.width <= SIDE:
-            chunks = (cast_rows(chunk.to(self.device), self.products) for part in self.parts for chunk in part.split(SIDE))
-            moment = reduce(Tensor.add_, (in_float64(chunk.T @ chunk) for chunk in chunks)).cpu()
-            self.moment, self.parts = moment if self.moment is None else self.moment.add_(moment), []
+            parts = (in_float64(chunk.to(self.device)) for part in self.parts for chunk in part.split(SIDE))
+            moment = reduce(torch.add, (chunk.T @ chunk for chunk in parts)).cpu()
+            self.moment, self.parts = moment if self.moment is None else self.moment + moment, []
             return
         joined = self._join()
         rows, dropped = _merge(joined)
@@ -179,7 +178,7 @@ class GrowingRows:
         if self.total == 0.0:
             raise InvalidValue("feature rows are all zero; they span no direction")
         if self.moment is not None:
-            values, vectors = _strongest(self.moment.to(self.device), self.rows, self.products)
+            values, vectors = _strongest(self.moment.to(self.device), self.rows)
             values, vectors = values.sqrt(), vectors[:, : min(len(values), at_most)]
         elif self.values is not None:
             held, values = self.parts[0][:at_most].to(self.device), self.values.to(self.device)
@@ -191,17 +190,6 @@ class GrowingRows:
             vectors = rows.T @ (left[:, :m] / values[:m])
         energy = values.square().cumsum(0) / self.total
         return Spectrum(fixed_signs(torch.linalg.qr(vectors).Q), energy, self.rows, self.dropped / self.total)
-
-
-def cast_rows(rows: Tensor, precision: torch.dtype) -> Tensor:
-    """Return rows in a precision, or in their own if that is higher."""
-    return in_float64(rows) if precision == torch.float64 else rows.to(torch.promote_types(rows.dtype, precision))
-
-
-def rounding(terms: int, precision: torch.dtype) -> float:
-    """Relative rounding error of a sum of products: its bound in float64; in float32 its usual size, as the bound is too wide."""
-    eps = torch.finfo(precision).eps
-    return terms * eps if precision == torch.float64 else terms**0.5 * eps
 
 
 def fixed_signs(directions: Tensor) -> Tensor:
@@ -239,9 +227,9 @@ def _carry(rows: Tensor, values: Tensor, left: Tensor, keep: int) -> Tensor:
     return left[:, : min(len(values), keep)].T @ rows
 
 
-def _strongest(gram: Tensor, rows: int, products: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def _strongest(gram: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Eigenvalues of a Gram matrix above its rounding error, strongest first, and all eigenvectors."""
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0), vectors.flip(1)
-    rank = int((values > values[0] * rounding(rows, products)).sum())
+    rank = int((values > values[0] * rows * torch.finfo(torch.float64).eps).sum())
     return values[:rank], vectors
