@@ -47,8 +47,8 @@ def test_every_answer_of_a_chat_is_learned_after_what_the_template_makes_of_the_
     assert first.text == f"[user] hi{end}\n[assistant] "
     assert second.text == f"[user] hi{end}\n[assistant] hello{end}\n[user] and now{end}\n[assistant] "
     for e, said in ((first, "hello"), (second, "goodbye")):
-        whole = tuple(tokenizer(f"{e.text}{said}{end}", add_special_tokens=False).input_ids)
-        assert e.prompt + e.answer == whole, "tokenized once, and nothing after the end"
+        alone = [tuple(tokenizer(part, add_special_tokens=False).input_ids) for part in (e.text, f"{said}{end}")]
+        assert [e.prompt, e.answer] == alone, "the prompt as a server reads it, and nothing after the end"
         assert tokenizer.decode(e.answer).strip() == said + end
         assert e.example.label == said
 

@@ -188,7 +188,7 @@ def _places(examples: Sequence[Encoded]) -> tuple[str, ...]:
     return tuple(e.example.place or f"example {e.example.index + 1}" for e in examples)
 
 
-def grouped(items: Iterable[T], most: float, size: Callable[[T], float]) -> Iterator[list[T]]:
+def group_items(items: Iterable[T], most: float, size: Callable[[T], float]) -> Iterator[list[T]]:
     """Yield items in groups, in order, whose sizes add up to no more than `most`, or of one item."""
     group: list[T] = []
     total = 0.0

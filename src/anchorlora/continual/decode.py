@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from anchorlora.continual.batches import grouped
+from anchorlora.continual.batches import group_items
 from anchorlora.features.layout import common_prefix, pack
 from anchorlora.models.load import cache_argument, cache_in
 from anchorlora.models.packing import packed
@@ -71,7 +71,7 @@ class Begun:
 def decode(model: nn.Module, prompts: Sequence[Sequence[int]], how: Answering, *, row_tokens: int | None = None) -> list[list[int]]:
     """Return the tokens that greedy decoding generates after each prompt; by default all are read in one row."""
     device, rows = next(model.parameters()).device, list[Begun]()
-    for some in grouped(prompts, math.inf if row_tokens is None else row_tokens, len):
+    for some in group_items(prompts, math.inf if row_tokens is None else row_tokens, len):
         layout, ids = pack(some)
         ends = layout.ends().to(device)
         with packed(model, layout, layout.ends()):

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from anchorlora.pages import record as record_tables
+from anchorlora.pages.labels import PAPER
 from anchorlora.pages.table import Column, Table
-from anchorlora.recipes.protocol import TASKS
 from anchorlora_lab.report.grid import METHOD, Grid, Measure, N, average, by_methods, means, pivot, spread
 from anchorlora_lab.report.layout import NOTES
 from anchorlora_lab.report.published import beside, printed_endpoint, printed_violation_sd
@@ -108,4 +108,4 @@ def _count(kept: Sequence[bool]) -> str:
 
 def is_paper_trace(order: Sequence[str]) -> bool:
     """Tell whether an order is that of the paper's mechanism trace: the first two tasks of order1."""
-    return tuple(order) == TASKS[:2]
+    return tuple(order) == PAPER["order1"][:2]
