@@ -18,7 +18,6 @@ which multiplies lambda by the number of micro-batches wherever nothing divides 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -256,11 +255,11 @@ class Penalty(ActiveConstraint):
         self.name, self.strength, self.layers = name, strength, anchor.layers
         self.split = any(layer.is_split(factor) for layer in anchor.layers for factor in ("A", "B"))
         stacked = type(self).stacked is not Penalty.stacked and not self.split
-        self.stacks = stacks_of(anchor.layers, *self.reads) if stacked else None
+        stacks = stacks_of(anchor.layers, *self.reads) if stacked else []
+        self.stacks = stacks if stacks and stacks[0].batched else None
         self.earlier = {layer.name: layer.history.whole() for layer in anchor.layers if layer.history} if self.split else {}
         self.value: Tensor | float = 0.0
 
-    @abstractmethod
     def pieces(self, layer: AdaptedLayer) -> tuple[Tensor, dict[str, Tensor]]:
         """Return one layer's unweighted penalty and its gradients.
 
@@ -270,12 +269,13 @@ class Penalty(ActiveConstraint):
         Returns:
             The value (scalar), and factor name -> gradient, shaped like the factor.
         """
+        return self.stacked(Stack((layer,), batched=False))
 
     def stacked(self, stack: Stack) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the same of several layers at once, for an accelerator; a penalty without it is asked layer by layer.
+        """Return the same of several layers at once, for an accelerator; a penalty has this or `pieces`.
 
         Args:
-            stack: Layers of one shape.
+            stack: Layers of one shape, or one by itself, whose tensors have no first dimension.
 
         Returns:
             The sum of their values (scalar), and factor name -> gradients, (n, ..).

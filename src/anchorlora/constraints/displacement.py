@@ -10,12 +10,11 @@ displacement from any other source is repaired. Arithmetic is in float64, storag
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import core_of, exact_factor, off_core, on_core, raise_moved
-from anchorlora.constraints.stacks import StackedCores, outside
+from anchorlora.constraints.stacks import outside, stacked_cores
 from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:
@@ -78,29 +77,23 @@ class _FromAnchor(ActiveConstraint):
         for layer in anchor.layers:
             exact_factor(layer, factor)
         self.factor, self.targets = factor, [(layer, core_of(layer)) for layer in anchor.layers]
-        self.stacked = StackedCores.of(anchor, factor)
+        self.stacks = stacked_cores(anchor, factor)
 
     def project(self) -> None:
-        if self.stacked:
-            for stack, V in self.stacked.stacks:
-                # the first step comes after every `Retract`, which may move the start
-                start = stack.once("start", partial(self.start, stack))
-                moved = in_float64(stack.of(lambda layer: layer.rows(self.factor))) - start
-                stack.write(self.factor, start + outside(moved, V))
-            return
+        for stack, V in self.stacks:
+            start = self.start(stack)
+            moved = in_float64(stack.of(lambda layer: layer.rows(self.factor))) - start
+            stack.write(self.factor, start + outside(moved, V))
         for layer, core in self.targets:
-            rows = layer.rows(self.factor)
             if core.tokens is not None:  # rows of an embedding are put back bitwise, without a copy of the whole
-                rows[:, core.tokens] = layer.start_rows(self.factor)[:, core.tokens]
-                continue
-            start = self.origin(layer)
-            rows.copy_(start + core.outside(in_float64(rows) - start))
+                layer.rows(self.factor)[:, core.tokens] = layer.start_rows(self.factor)[:, core.tokens]
 
     def origin(self, layer) -> Tensor:
-        return in_float64(layer.start_rows(self.factor))  # read anew: a later `Retract` may move it
+        return in_float64(layer.start_rows(self.factor))
 
     def start(self, stack) -> Tensor:
-        return in_float64(stack.of(lambda layer: layer.start_rows(self.factor)))
+        """The origins of a stack, which stay: the first step comes after every `Retract`, which may move the start."""
+        return stack.once("start", lambda: stack.of(self.origin))
 
     def violation(self) -> str | None:
         for layer, core in self.targets:
@@ -165,7 +158,6 @@ class _FromStep(_FromAnchor):
 
     def __init__(self, anchor, factor):
         super().__init__(anchor, factor)
-        self.stacked = None
         self.before = {layer.name: in_float64(layer.rows(factor).detach()).clone() for layer in anchor.layers}
 
     def before_optimizer_step(self) -> None:
@@ -174,3 +166,6 @@ class _FromStep(_FromAnchor):
 
     def origin(self, layer) -> Tensor:
         return self.before[layer.name]
+
+    def start(self, stack) -> Tensor:
+        return stack.of(self.origin)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import core_of
-from anchorlora.constraints.stacks import StackedCores, outside
+from anchorlora.constraints.stacks import outside, stacked_cores
 from anchorlora.devices import in_float64
 
 if TYPE_CHECKING:
@@ -61,16 +61,16 @@ class ProjectGradient(ProtectsPast):
 class _Projecting(ActiveConstraint):
     def __init__(self, anchor, factor):
         self.factor, self.targets = factor, [(layer, core_of(layer)) for layer in anchor.layers]
-        self.stacked = StackedCores.of(anchor, factor)
+        self.stacks = stacked_cores(anchor, factor)
 
     def before_optimizer_step(self) -> None:
-        there = {layer.name: gradient for layer, _ in self.targets if (gradient := layer.gradient_rows(self.factor)) is not None}
-        if self.stacked and len(there) == len(self.targets):
-            for stack, V in self.stacked.stacks:
-                gradients = in_float64(stack.of(lambda layer: there[layer.name]))
-                stack.write_to([there[layer.name] for layer in stack.layers], outside(gradients, V))
-            return
+        for stack, V in self.stacks:
+            gradients = {i: g for i, layer in enumerate(stack.layers) if (g := layer.gradient_rows(self.factor)) is not None}
+            if gradients:
+                bases = V if len(gradients) == len(stack.layers) else V[list(gradients)]
+                there = list(gradients.values())
+                stack.write_to(there, outside(in_float64(stack.joined(there)), bases))
         for layer, core in self.targets:
-            gradient = layer.gradient_rows(self.factor)
+            gradient = layer.gradient_rows(self.factor) if core.tokens is not None else None
             if gradient is not None:
                 gradient.copy_(core.outside(in_float64(gradient)))

@@ -67,14 +67,7 @@ class RoutingOverlap(ProtectsPast):
 class _Overlapping(Penalty):
     reads = ("A",)
 
-    def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
-        A, past = layer.factor("A"), layer.history.A
-        overlap = A @ past.T
-        return overlap.abs().sum(), {"A": overlap.sign() @ past}
-
     def stacked(self, stack) -> tuple[Tensor, dict[str, Tensor]]:
-        import torch
-
         past = stack.once("past", lambda: stack.of(lambda layer: layer.history.A.detach()))
-        overlap = torch.bmm(stack.factor("A"), past.mT)
-        return overlap.abs().sum(), {"A": torch.bmm(overlap.sign(), past)}
+        overlap = stack.factor("A") @ past.mT
+        return overlap.abs().sum(), {"A": overlap.sign() @ past}

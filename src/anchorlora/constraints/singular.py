@@ -96,7 +96,7 @@ class _OffSingular(ActiveConstraint):
             _enter(layer, off)
         known = {name: {layer.name: off[name].basis for layer, off in self.targets} for name in ("A", "B")}
         self.stacks: list[tuple[Stack, dict[str, Tensor]]] = []
-        for stack in stacks_of(anchor.layers, "A", "B") or ():
+        for stack in stacks_of(anchor.layers, "A", "B"):
             self.stacks.append((stack, {name: stack.bases(partial(_named, of)) for name, of in known.items()}))
 
     def see(self, active: Sequence[ActiveConstraint]) -> None:
@@ -121,9 +121,6 @@ class _OffSingular(ActiveConstraint):
             for stack, bases in self.stacks:
                 factor = in_float64(stack.factor(name))
                 stack.write(name, outside(factor, bases[name]) if name == "A" else outside(factor.mT, bases[name]).mT)
-            for layer, off in self.targets if not self.stacks else ():
-                rows = layer.rows(name)
-                rows.copy_(_off(rows, off[name], name))
 
     def violation(self) -> str | None:
         return next((sentence for layer, off in self.targets if (sentence := _violation_at(layer, off))), None)

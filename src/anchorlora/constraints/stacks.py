@@ -2,8 +2,8 @@
 
     factors  (n, r, d_in) or (n, d_out, r)      bases  (n, d_in, k), with zero columns where a layer protects fewer directions
 
-A zero column changes no projection. On a CPU, where a launch costs nothing, and on devices without float64, layers are taken one by
-one.
+A zero column changes no projection. On a CPU, where a launch costs nothing, and on devices without float64, a stack is one layer,
+whose tensors have no first dimension: what is written with @, .mT and the last two dimensions does for both.
 """
 
 from __future__ import annotations
@@ -23,25 +23,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """Layers whose factors have one shape, type and device."""
+    """Layers whose factors have one shape, type and device, or one layer by itself."""
 
     layers: tuple[AdaptedLayer, ...]  # the layers, at least one
+    batched: bool = True  # whether the first dimension of its tensors is that of the layers; otherwise, it has one
     _known: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     def once(self, what: str, make: Callable[[], Tensor]) -> Tensor:
-        """Return a tensor that does not change while a task is trained; it is made when it is first asked for."""
+        """Return a tensor that does not change while a task is trained; a batched one is made when it is first asked for."""
+        if not self.batched:
+            return make()
         if what not in self._known:
             self._known[what] = make()
         return self._known[what]
 
     def of(self, read: Callable[[AdaptedLayer], Tensor]) -> Tensor:
         """Return a tensor of every layer, stacked."""
+        return self.joined([read(layer) for layer in self.layers])
+
+    def joined(self, tensors: list[Tensor]) -> Tensor:
+        """Return one tensor of each layer, or of some, as one."""
         import torch
 
-        return torch.stack([read(layer) for layer in self.layers])
+        return torch.stack(tensors) if self.batched else tensors[0]
+
+    def start_factor(self, name: str) -> Tensor:
+        """Return the factors at the start of the task."""
+        return self.once(f"start of {name}", lambda: self.of(lambda layer: layer.start_factor(name)))
+
+    def numbers(self, what: str, read: Callable[[AdaptedLayer], float]) -> Any:
+        """Return a number of every layer, to multiply its matrices with; it does not change while a task is trained."""
+        if not self.batched:
+            return read(self.layers[0])
+        rows = self.layers[0].rows(self.layers[0].names[0])
+        return self.once(what, lambda: rows.new_tensor([read(layer) for layer in self.layers])[:, None, None])
 
     def factor(self, name: str) -> Tensor:
-        """Return the live factors, copied."""
+        """Return the live factors; batched ones are copies."""
         return self.of(lambda layer: layer.factor(name).detach())
 
     def write(self, name: str, values: Tensor) -> None:
@@ -52,50 +70,50 @@ class Stack:
         """Write to one tensor of each layer: `values` (n, ..)."""
         import torch
 
-        torch._foreach_copy_(tensors, list(values.to(tensors[0].dtype).unbind()))
+        if self.batched:
+            torch._foreach_copy_(tensors, list(values.to(tensors[0].dtype).unbind()))
+        else:
+            tensors[0].copy_(values)
 
     def bases(self, read: Callable[[AdaptedLayer], Tensor]) -> Tensor:
         """Return a basis of every layer, padded with zero columns: `read` (d, k)."""
         import torch
 
         matrices = [read(layer) for layer in self.layers]
+        if not self.batched:
+            return matrices[0]
         widest = max(basis.shape[1] for basis in matrices)
         return torch.stack([torch.nn.functional.pad(basis, (0, widest - basis.shape[1])) for basis in matrices])
 
 
-@dataclass(frozen=True, eq=False)
-class StackedCores:
-    """Stacks of layers with their cores: `stacks` (n, d_in, k)."""
+def stacked_cores(anchor: Anchor, factor: str) -> list[tuple[Stack, Tensor]]:
+    """Return the anchor's layers in stacks, each with V (n, d_in, k) in float64; layers whose core is of tokens are left out."""
+    import torch
 
-    stacks: list[tuple[Stack, Tensor]]  # each stack with its bases V (n, d_in, k), in float64 on its device
-
-    @classmethod
-    def of(cls, anchor: Anchor, factor: str) -> StackedCores | None:
-        """Return the anchor's layers in stacks, or None where they are better taken one by one."""
-        import torch
-
-        stacks = stacks_of(anchor.layers, factor)
-        if stacks is None or any(layer.core is not None and layer.core.tokens is not None for layer in anchor.layers):
-            return None
-        device = anchor.layers[0].rows(factor).device
-        cores = {layer.name: placed(core_of(layer).basis, torch.float64, device) for layer in anchor.layers}
-        return cls([(stack, stack.bases(lambda layer: cores[layer.name])) for stack in stacks])
+    layers = [layer for layer in anchor.layers if layer.core is None or layer.core.tokens is None]
+    cores = {layer.name: core_of(layer).basis for layer in layers}
+    out = []
+    for stack in stacks_of(layers, factor):
+        device = stack.layers[0].rows(factor).device
+        bases = stack.bases(lambda layer: cores[layer.name])
+        out.append((stack, placed(bases, torch.float64, device) if stack.batched else bases))
+    return out
 
 
 def outside(rows: Tensor, V: Tensor) -> Tensor:
-    """Project rows onto the complement of their layer's core, x - x V V^T: `rows` (n, r, d_in), `V` (n, d_in, k)."""
+    """Project rows off their layer's core, x - x V V^T: `rows` (n, r, d_in) and `V` (n, d_in, k), or those of one layer."""
     import torch
 
-    return torch.baddbmm(rows, torch.bmm(rows, V), V.mT, alpha=-1)
+    return rows - (rows @ V) @ V.mT if rows.ndim == 2 else torch.baddbmm(rows, torch.bmm(rows, V), V.mT, alpha=-1)
 
 
-def stacks_of(layers: Sequence[AdaptedLayer], *names: str) -> list[Stack] | None:
-    """Return the layers in stacks, or None where they are better taken one by one."""
+def stacks_of(layers: Sequence[AdaptedLayer], *names: str) -> list[Stack]:
+    """Return the layers in stacks, each by itself where that is better."""
     groups: dict[Hashable, list[AdaptedLayer]] = {}
     for layer in layers:
         rows = [layer.rows(name) for name in names]
         if rows[0].device.type == "cpu" or float64_device(rows[0].device) != rows[0].device:
-            return None
+            return [Stack((layer,), batched=False) for layer in layers]
         key: Any = (layer.current.scale, *((tuple(factor.shape), factor.dtype, factor.device) for factor in rows))
         groups.setdefault(key, []).append(layer)
     return [Stack(tuple(group)) for group in groups.values()]
