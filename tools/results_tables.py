@@ -21,7 +21,7 @@ from anchorlora_lab.report.page import all_pictures, all_tables
 from anchorlora_lab.report.records import mean
 from anchorlora_lab.report.tables.pairs import TESTED
 from anchorlora_lab.report.tables.references import References
-from anchorlora_lab.report.tables.scores import interval_over_examples, unlearned
+from anchorlora_lab.report.tables.scores import interval_over_examples
 from results_mechanism import brake, brake_tests, correlation, gradient, lowered, precision, ranks, rows, rows_tests, unaligned
 from results_studies import RESULTS, ROOT, all_comparisons, report, row_of
 
@@ -133,7 +133,7 @@ def methods(study: str) -> str:
     references, marked = References.of(grid.runs), set()
     for method in grid.methods:
         runs = grid.of_method(method)
-        if "AA" in unlearned(references, runs):
+        if "AA" in references.unlearned(runs):
             marked.add(method)
         scores = [mean([getattr(run.record.scores, name) for run in runs]) for name in ("AA", "LA", "FM")]
         less = []

@@ -14,13 +14,17 @@ import records
 from anchorlora import METHODS
 from anchorlora_lab.report.chapters import chapters_of
 from anchorlora_lab.report.comparability import studies_of
-from anchorlora_lab.report.figures import FIGURES, as_bytes, as_png, looks_of
+from anchorlora_lab.report.figures import FIGURES, as_bytes, looks_of
 from anchorlora_lab.report.figures.mechanism import methods_with_paths
 from anchorlora_lab.report.figures.style import COLORS, OTHERS, TIERS
 from anchorlora_lab.report.paired_tests import mean_interval
 from anchorlora_lab.report.records import Run, find_runs
 
 OF_ONE_STUDY = [name for name in FIGURES if name != "base-models"]
+
+
+def as_png(figure):
+    return as_bytes(figure, ("png",))["png"]
 
 
 @pytest.fixture(scope="module")

@@ -171,7 +171,7 @@ def bench(
 
 def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[str, Any]:
     """Train a run and measure its points."""
-    from anchorlora_lab.frontier.engine import Beside, train
+    from anchorlora_lab.frontier.engine import train
     from anchorlora_lab.frontier.skills import human_chats
 
     size = measures.sizes
@@ -192,9 +192,7 @@ def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[s
         reset_peak()
 
     before = reset_peak()
-    facts = train(
-        subject, run.row, run.rate, examples, epochs=EPOCHS, seed=run.seed, beside=Beside(size.own, human), at_epoch=at_epoch
-    )
+    facts = train(subject, run.row, run.rate, examples, epochs=EPOCHS, seed=run.seed, own=size.own, human=human, at_epoch=at_epoch)
     return {**facts, "peak_bytes": max(peaks) - before, "points": points}
 
 

@@ -29,7 +29,7 @@ from anchorlora.continual.batches import MicroBatch, Window, loss_named, micro_b
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.learn import Learner, Rules, learning
 from anchorlora.continual.losses import ExampleLosses
-from anchorlora.data import Encoded, Example, Sample, read_samples
+from anchorlora.data import Encoded, Example, read_samples
 from anchorlora.data.templates import rendered
 from anchorlora.devices import in_float64
 from anchorlora.features import read_cores
@@ -185,11 +185,6 @@ class Subject:
         ]
         return encoded, seconds
 
-    def samples(self, count: int) -> tuple[list[Sample], float]:
-        """Return the chats that cores are made from."""
-        rows, seconds = self.own("cores", count)
-        return list(read_samples(rows)), seconds
-
     def memory(self, count: int) -> tuple[dict[str, Tensor], float]:
         """Return what the model's answers depend on, in its own chats, for all linear layers, and the CPU seconds."""
         path = self.folder / "memory.safetensors"
@@ -209,12 +204,12 @@ class Subject:
     def cores(self, count: int) -> tuple[dict[str, Any], float]:
         """Return the cores of all linear layers as `anchorlora train` makes them, and the CPU seconds."""
         path = self.folder / "cores.safetensors"
-        samples, own_seconds = self.samples(count)
+        rows, own_seconds = self.own("cores", count)
 
         def write() -> None:
             self.open("all-linear")
             with self.scaled(0.0):
-                made = cores_of_samples(self.model, self.tokenizer, samples, CORES, device=self.device)
+                made = cores_of_samples(self.model, self.tokenizer, list(read_samples(rows)), CORES, device=self.device)
             made.write(path)
 
         seconds = made_once(path, write)
@@ -267,14 +262,6 @@ class _Diverging(ActiveConstraint):
         return self.of.strength * (before.exp() * (before - now)).sum(-1).mean()
 
 
-@dataclass(frozen=True)
-class Beside:
-    """What a row uses beside the new examples: how many of the model's own chats, and what people wrote."""
-
-    own: int
-    human: Sequence[Encoded] = ()
-
-
 def train(
     subject: Subject,
     row: Row,
@@ -283,10 +270,14 @@ def train(
     *,
     epochs: int,
     seed: int,
-    beside: Beside,
+    own: int,
+    human: Sequence[Encoded],
     at_epoch: Callable[[int, Mapping[str, float]], None],
 ) -> dict[str, Any]:
-    """Train one row; call `at_epoch` after every epoch, with the CPU seconds so far, which leave it out.  Returns facts."""
+    """Train one row, beside so many of the model's own chats or what people wrote, where the row uses them.  Returns facts.
+
+    `at_epoch` is called after every epoch, with the CPU seconds so far, which leave it out.
+    """
     began, made, kept = time.process_time(), 0.0, 0
     method = METHODS[row.method]
     subject.open(QV if row.qv else "all-linear")
@@ -295,21 +286,21 @@ def train(
     layers = set(lora_layers(subject.model))
     paused = time.process_time()
     if method.reads_past:
-        whole, seconds = subject.memory(beside.own)
+        whole, seconds = subject.memory(own)
         memory = {n: t for n, t in whole.items() if any(n.removesuffix("/tail").endswith(f"/{layer}") for layer in layers)}
         made += seconds
         kept += sum(t.numel() * t.element_size() for t in memory.values())
         if method.provided_cores is not None:
             cores = {name: part.core for name, part in method.provided_cores(memory).items()}
     elif "core" in method.requires:
-        whole_cores, seconds = subject.cores(beside.own)
+        whole_cores, seconds = subject.cores(own)
         cores, made = {name: whole_cores[name] for name in layers}, made + seconds
         kept += sum(4 * core.basis.numel() for core in cores.values())
     chats: list[Encoded] = []
     if row.own or row.kl:
-        chats, seconds = subject.own_encoded("replay", beside.own)
+        chats, seconds = subject.own_encoded("replay", own)
         made += seconds
-    mixed = (row.own, chats) if row.own else (row.human, list(beside.human))
+    mixed = (row.own, chats) if row.own else (row.human, list(human))
     kept += sum(4 * (len(e.prompt) + len(e.answer)) for e in (mixed[1] if mixed[0] else chats))
     evaluating = time.process_time() - paused  # what is made once counts as it took then
     subject.open(QV if row.qv else "all-linear")

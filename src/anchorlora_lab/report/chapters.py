@@ -38,7 +38,7 @@ class Section:
     @property
     def words(self) -> str:
         """What the section is about."""
-        return WORDS["sections"].get(self.title, "")
+        return WORDS["sections"][self.title]
 
 
 @dataclass(frozen=True)

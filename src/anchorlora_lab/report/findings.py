@@ -18,7 +18,7 @@ from anchorlora_lab.report.layout import value_of
 from anchorlora_lab.report.paired_tests import paired_tests
 from anchorlora_lab.report.records import Run, by_method, mean, mean_of
 from anchorlora_lab.report.tables.references import References, protected_of, unprotected_of
-from anchorlora_lab.report.tables.scores import interval_over_examples, interval_over_runs, unlearned
+from anchorlora_lab.report.tables.scores import interval_over_examples, interval_over_runs
 
 State = Literal["good", "bad", "even", ""]
 Over = Literal["runs", "examples"]
@@ -128,7 +128,7 @@ def _ranked(study: Study) -> dict[str, list[Run]]:
     """The methods that lack no runs and have learned, from the highest mean AA to the lowest."""
     grid, references = Grid.of(study.runs), References.of(study.runs, study.others)
     whole = {method: grid.of_method(method) for i, method in enumerate(grid.methods) if i not in grid.partial}
-    learned = {method: mine for method, mine in whole.items() if "AA" not in unlearned(references, mine)}
+    learned = {method: mine for method, mine in whole.items() if "AA" not in references.unlearned(mine)}
     return dict(sorted(learned.items(), key=lambda each: -_aa(each[1])))
 
 
@@ -288,7 +288,7 @@ def _missing(study: Study, told: dict[str, bool | None]) -> list[str]:
     if any(known is None for known in told.values()) and grid.size < 6:
         said.append("Keep predictions.jsonl next to the records: without them there is no interval over test examples.")
     references = References.of(runs, study.others)
-    poor = [method for method in grid.methods if "LA" in unlearned(references, grid.of_method(method))]
+    poor = [method for method in grid.methods if "LA" in references.unlearned(grid.of_method(method))]
     if poor:
         said.append(f"{_names(poor, 8)}: learned no more than the majority label; raise the learning rate or train longer first.")
     if references.line is None and any(rate is not None for run in runs for row in run.record.invalid for rate in row):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from anchorlora.store.record import DriftFacts
+from anchorlora.store.record import DriftFacts, Moved
 from anchorlora_lab.report.figures.style import (
     REFERENCE,
     SMALLEST,
@@ -21,7 +21,7 @@ from anchorlora_lab.report.figures.style import (
     panels,
     plain,
 )
-from anchorlora_lab.report.records import Run, by_method, deviation, families_of, mean
+from anchorlora_lab.report.records import Point, Run, by_method, deviation, families_of, mean, mean_of
 
 CORES = {"current core": "rho", "first core": "rho_first", "all past cores": "rho_union"}
 
@@ -35,7 +35,7 @@ def drift_by_task(runs: Sequence[Run], looks: Looks) -> Figure:
             for shift, (method, same) in zip(beside_each_other(len(methods)), methods.items(), strict=True):
                 each = {t + shift: _ratios([d for run in same for d in run.record.drift if d.task == t], "rho") for t in stages}
                 _draw(at, method, each, looks)
-            _references(at, [d for run in mine for d in run.record.drift], stages)
+            _references(at, {t: [d for run in mine for d in run.record.drift if d.task == t] for t in stages})
             at.set(xlabel="task", xticks=stages)
             logarithmic(at)
         axes[0][0].set_ylabel("rho on the protected core")
@@ -78,11 +78,14 @@ def _draw(at: Axes, method: str, found: dict[float, list[float]], looks: Looks, 
     at.scatter(places, dots, s=8, color=look.color, alpha=0.3, linewidths=0)
 
 
-def _references(at: Axes, drifts: Sequence[DriftFacts], stages: Sequence[int]) -> None:
-    chance = {t: [d.chance for d in drifts if d.task == t and d.chance] for t in stages}
-    bound = {t: [d.bound for d in drifts if d.task == t] for t in stages}
-    for name, style, values in (("chance", ":", chance), ("numerical tolerance", "--", bound)):
-        known = {t: mean(v) for t, v in values.items() if v}
+def _references(at: Axes, points: Mapping[int, Sequence[Moved]]) -> None:
+    """The chance level and the numerical tolerance at each place: means over what was measured there."""
+    lines: dict[str, tuple[str, Callable[[Moved], float | None]]] = {
+        "chance": (":", lambda point: point.chance or None),
+        "numerical tolerance": ("--", lambda point: point.bound),
+    }
+    for name, (style, of) in lines.items():
+        known = {place: value for place, some in points.items() if (value := mean_of(map(of, some))) is not None}
         at.plot(list(known), list(known.values()), style, color=REFERENCE, label=name)
 
 
@@ -95,7 +98,7 @@ def trajectories(runs: Sequence[Run], looks: Looks) -> Figure:
             for place, (method, same) in enumerate(methods.items()):
                 _curve(axes[0][column], method, same, place, looks)
                 _end(axes[1][column], method, same, place, looks)
-            _trace_references(axes[0][column], mine)
+            _references(axes[0][column], _by_step(mine))
             axes[0][column].set(xlabel="optimizer step")
             axes[1][column].set_xticks(range(len(methods)), [named(_two_lines(method)) for method in methods], fontsize="small")
             axes[1][column].set_xlim(-0.6, len(methods) - 0.4)
@@ -103,14 +106,17 @@ def trajectories(runs: Sequence[Run], looks: Looks) -> Figure:
     return figure
 
 
+def _by_step(runs: Sequence[Run]) -> dict[int, Sequence[Point]]:
+    """Step -> its points in all runs, where rho is known."""
+    known = ([point for point in run.trace if point.rho is not None] for run in runs)
+    return {points[0].step: points for points in zip(*known, strict=False)}
+
+
 def _curve(at: Axes, method: str, runs: Sequence[Run], place: int, looks: Looks) -> None:
-    points = [[point for point in run.trace if point.rho is not None] for run in runs]
-    steps = [point.step for point in points[0]]
-    values = [[drawable(p.rho) or SMALLEST for p in same] for same in zip(*points, strict=False)]
-    low, high = _band(values)
-    steps = steps[: len(values)]
-    curve(at, method, looks, place, steps, [mean(v) for v in values], marks=10, linestyle=looks[method].line)
-    at.fill_between(steps, low, high, color=looks[method].color, alpha=0.18, linewidth=0)
+    values = {step: [drawable(point.rho) or SMALLEST for point in points] for step, points in _by_step(runs).items()}
+    low, high = _band(list(values.values()))
+    curve(at, method, looks, place, list(values), list(map(mean, values.values())), marks=10, linestyle=looks[method].line)
+    at.fill_between(list(values), low, high, color=looks[method].color, alpha=0.18, linewidth=0)
 
 
 def _end(at: Axes, method: str, runs: Sequence[Run], place: int, looks: Looks) -> None:
@@ -126,16 +132,6 @@ def _band(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
     """One standard deviation to both sides; the lower edge stays drawable."""
     pairs = [(mean(v), deviation(v) or 0.0) for v in values]
     return [max(m - s, m / 10, SMALLEST) for m, s in pairs], [m + s for m, s in pairs]
-
-
-def _trace_references(at: Axes, runs: Sequence[Run]) -> None:
-    """The chance level and the numerical tolerance at every recorded step, means over runs."""
-    steps = [point.step for point in runs[0].trace if point.rho is not None]
-    same = list(zip(*([p for p in run.trace if p.rho is not None] for run in runs), strict=False))
-    chance = [mean([p.chance for p in points if p.chance] or [SMALLEST]) for points in same]
-    bound = [mean([p.bound for p in points]) for points in same]
-    at.plot(steps[: len(same)], chance, ":", color=REFERENCE, label="chance")
-    at.plot(steps[: len(same)], bound, "--", color=REFERENCE, label="numerical tolerance")
 
 
 def _two_lines(method: str) -> str:

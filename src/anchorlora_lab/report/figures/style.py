@@ -145,11 +145,6 @@ def drawable(ratio: float | None) -> float | None:
     return None if ratio is None else max(ratio, SMALLEST)
 
 
-def as_png(figure: Figure) -> bytes:
-    """Return a figure as PNG without time or version in it."""
-    return as_bytes(figure, ("png",))["png"]
-
-
 # what matplotlib would write of itself and of the time
 ABOUT = {"png": ("Software",), "pdf": ("Creator", "Producer", "CreationDate"), "svg": ("Creator", "Date")}
 STEADY = {"svg.hashsalt": "anchorlora", "svg.fonttype": "none", "pdf.fonttype": 42}

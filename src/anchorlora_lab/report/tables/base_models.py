@@ -15,7 +15,7 @@ from anchorlora_lab.report.published import CROSS, DELTA, MISTRAL, QWEN, any_pri
 from anchorlora_lab.report.records import Run, by_method, deviation_of, mean_of
 from anchorlora_lab.report.tables.mechanism import DRAWS, METHODS, rank_correlation
 from anchorlora_lab.report.tables.references import References
-from anchorlora_lab.report.tables.scores import BETTER, by_example, ends, marked, unlearned
+from anchorlora_lab.report.tables.scores import BETTER, by_example, ends
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +76,7 @@ def _table(called: str, title: str, rows: Sequence[Row], sd: str, partial: froze
     headings = (Column("method"), Column("base model"), Column("n"), *columns)
     table = Table(called, title, headings, cells, NOTES[called], partial, within=None if sd else "base model")
     references = References.of([run for _, mine in rows for run in mine])  # levels of the test examples, which are the same for all
-    table = table if sd else marked(table, references, [mine for _, mine in rows])
+    table = table if sd else references.mark(table, [references.unlearned(mine) for _, mine in rows])
     values = {f"{name}{sd}": [theirs(mine[0], name) for _, mine in rows] for name in SCORES}
     return table.beside(values).noting_printed(PRINTED) if any_printed(values) else table
 
@@ -87,7 +87,7 @@ def _agreement(rows: Sequence[Row], title: str) -> list[Table]:
     references, unfit = References.of([run for _, mine in rows for run in mine]), set()
     for label, mine in rows:
         each.setdefault(label, {})[mine[0].method] = mine
-        unfit |= {(label, mine[0].method, name) for name in unlearned(references, mine)}
+        unfit |= {(label, mine[0].method, name) for name in references.unlearned(mine)}
     cells: list[tuple[Value, ...]] = []
     for (one, ours), (other, theirs) in combinations(each.items(), 2):
         for name in RANKED:

@@ -15,7 +15,7 @@ from anchorlora_lab.report.paired_tests import PairedTest, paired_tests
 from anchorlora_lab.report.published import MISTRAL, beside, printed_learning_change, printed_of_seed
 from anchorlora_lab.report.records import Family, Run, mean_of
 from anchorlora_lab.report.tables.references import PLAIN, References
-from anchorlora_lab.report.tables.scores import BETTER, OF_ORDER1, ends, interval_over_examples, score_table, unlearned
+from anchorlora_lab.report.tables.scores import BETTER, OF_ORDER1, ends, interval_over_examples, score_table
 
 PAIRS = tuple((name, method.entry.paired_with) for name, method in METHODS.items() if method.entry.paired_with)  # the paper's
 DIFFERENCES = ("AA", "BWT", "FM")
@@ -147,7 +147,7 @@ def comparison_table(runs: Sequence[Run], reference: str | None = None) -> Table
 
 def _unlearned(references: References, pairs: Sequence[Pair]) -> frozenset[str]:
     """A difference of two scores means something where both methods learned."""
-    return unlearned(references, [pair.one for pair in pairs]) | unlearned(references, [pair.other for pair in pairs])
+    return references.unlearned([pair.one for pair in pairs]) | references.unlearned([pair.other for pair in pairs])
 
 
 def _missing(runs: Sequence[Run]) -> str:

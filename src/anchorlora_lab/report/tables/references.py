@@ -12,7 +12,7 @@ examples of task i, m their mean over N tasks: two binomial standard errors of o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,8 +20,8 @@ from anchorlora.methods import METHODS
 from anchorlora.pages.table import Table, Value
 from anchorlora.store.record import LabelCount
 from anchorlora_lab.report.comparability import alike
-from anchorlora_lab.report.layout import NOTES, WORDS
-from anchorlora_lab.report.records import FAMILIES, Run, by_method, mean
+from anchorlora_lab.report.layout import NOTES, WORDS, value_of
+from anchorlora_lab.report.records import FAMILIES, Run, by_method, mean, mean_of
 
 PLAIN = METHODS.baseline("shared").name  # whose single-task runs serve methods that have none of their own
 LEVELS = ("chance", "majority label", "zero-shot", "single-task")
@@ -85,14 +85,14 @@ class References:
         """Return each level by task, percent."""
         return dict(zip(LEVELS, (self.chance, self.majority, self.zero_shot, self.alone), strict=True))
 
-    def unlearned(self, AA: float | None, LA: float | None) -> frozenset[str]:
-        """Return the scores that show no learning."""
-        line, found = self.line, {"AA": AA, "LA": LA}
-        if line is None:
-            return frozenset()
-        return frozenset(name for name, by in SCORES_OF.items() if (value := found[by]) is not None and value < line)
+    def unlearned(self, runs: Sequence[Run]) -> frozenset[str]:
+        """Return the scores whose means over some runs show no learning."""
+        line = self.line
+        means = {name: mean_of(value_of(run, name) for run in runs) for name in ("AA", "LA")}
+        known = {name: value for name, by in SCORES_OF.items() if (value := means[by]) is not None}
+        return frozenset(name for name, value in known.items() if line is not None and value < line)
 
-    def mark(self, table: Table, unlearned: Sequence[frozenset[str]], headings: Mapping[str, str] | None = None) -> Table:
+    def mark(self, table: Table, unlearned: Iterable[frozenset[str]], headings: Mapping[str, str] | None = None) -> Table:
         """Return the table with the cells marked that show no learning, and a sentence that says so."""
         named = headings or {name: name for name in SCORES_OF}
         there = {column.heading for column in table.columns}

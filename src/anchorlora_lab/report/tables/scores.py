@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -74,7 +74,7 @@ def score_table(
     title = f"{title}: means over {amount(len(grid.orders), 'order')} and {amount(len(grid.seeds), 'seed')}"
     note = UNITS_NOTE + (f" sd: sample standard deviation (ddof 1) over {'the seeds' if over_seeds else 'runs'}." if sd else "")
     table = by_methods(name, title, grid, measures, note).noting(tuned_note(runs), *dict.fromkeys(told))
-    table = references.below(marked(table, references, grid.groups))
+    table = references.below(references.mark(table, map(references.unlearned, grid.groups)))
     compared = grid.is_paper if printed_in != OF_ORDER1 else paper_order(grid.orders[0]) == "order1"
     theirs = {each: [published.printed(printed_in, method, each) for method in grid.methods] for each in scores}
     return grouped(beside(table, theirs, runs) if compared else table, layout)
@@ -166,18 +166,6 @@ def tuned_note(runs: Sequence[Run]) -> str:
     return f"Selected on a holdout: {'; '.join(told)}." if told else ""
 
 
-def unlearned(references: References, runs: Sequence[Run]) -> frozenset[str]:
-    """Return the scores whose means over some runs show no learning."""
-    return references.unlearned(*(mean_of(value_of(run, name) for run in runs) for name in ("AA", "LA")))
-
-
-def marked(
-    table: Table, references: References, groups: Iterable[Sequence[Run]], headings: Mapping[str, str] | None = None
-) -> Table:
-    """Return a table of groups of runs with the scores marked that show no learning."""
-    return references.mark(table, [unlearned(references, group) for group in groups], headings)
-
-
 def order_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout = AS_IS) -> Table:
     """AA of each method by order: means over the order's seeds; "all": mean over all runs."""
     grid, references = Grid.of(runs), References.of(runs, others)
@@ -190,7 +178,8 @@ def order_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout 
     note = "Percent. seeds: number of seeds behind each order's mean" + ("." if grid.one_order else "; all: mean over all runs.")
     table = pivot("by-order", "AA by order", grid.groups, measures, note, grid.partial).noting(grid.note, tuned_note(runs))
     for name, orders in within.items():
-        table = marked(table, references, [[run for run in mine if run.order in orders] for mine in grid.groups], {"AA": name})
+        within_orders = ([run for run in mine if run.order in orders] for mine in grid.groups)
+        table = references.mark(table, map(references.unlearned, within_orders), {"AA": name})
     printed = {name: [published.printed_by_order(m, "avg" if name == "all" else name) for m in grid.methods] for name in within}
     table = beside(references.below(table), printed if grid.is_paper else {**printed, "all": []}, runs)
     return grouped(table, layout)
@@ -225,7 +214,8 @@ def _of_groups(
 ) -> Table:
     """A table of scores, marked, with the paper's values of each group beside them."""
     theirs = {heading: [printed(mine[0], name) for mine in groups] for name, heading in headings.items()}
-    return beside(marked(table, References.of(runs), groups, headings), theirs, runs, printed_on=printed_on)
+    references = References.of(runs)
+    return beside(references.mark(table, map(references.unlearned, groups), headings), theirs, runs, printed_on=printed_on)
 
 
 def _mean_aa(runs: Sequence[Run], *, orders: set[tuple[str, ...]]) -> float | None:

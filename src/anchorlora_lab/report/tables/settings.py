@@ -9,31 +9,9 @@ from typing import Any
 from anchorlora.pages.labels import PAPER, order_label, paper_order, paper_tasks
 from anchorlora.pages.table import Column, Table
 from anchorlora_lab.report.comparability import NOTED, OWNED, leaves
-from anchorlora_lab.report.grid import Grid
+from anchorlora_lab.report.grid import METHOD, Grid, Measure, pivot
 from anchorlora_lab.report.published import PARAMETERS, PUBLISHED, has_base_model, has_official_files
 from anchorlora_lab.report.records import Run, by_method
-
-# a field of our protocol -> where published.json has it
-PRINTED = {
-    "adapter.rank": "lora.r",
-    "adapter.alpha": "lora.alpha",
-    "adapter.dropout": "lora.dropout",
-    "adapter.targets": "lora.target_modules",
-    "features.rows": "core.token_features_per_layer_per_task",
-    "features.energy": "core.tau",
-    "features.at_least": "core.k_min",
-    "features.at_most": "core.k_max",
-    "features.wide": "core.wide_cap",
-    "training.epochs": "epochs_per_task",
-    "training.window": "gradient_accumulation",  # of micro-batches of 1
-    "training.micro_batch": "micro_batch",
-    "training.learning_rate": "optimizer.lr",
-    "training.betas": "optimizer.betas",
-    "training.weight_decay": "optimizer.weight_decay",
-    "training.schedule": "optimizer.schedule",
-    "training.max_tokens": "max_input_tokens",
-    "evaluation.max_new_tokens": "max_new_tokens",
-}
 
 
 def orders_table(runs: Sequence[Run]) -> Table:
@@ -61,28 +39,27 @@ def settings_table(runs: Sequence[Run]) -> Table:
 
 def methods_table(runs: Sequence[Run]) -> Table:
     """The definition of each method, and the strength selected for it, if any."""
-    rows = []
-    for method, mine in by_method(runs).items():
-        tuned = mine[0].setting("tuned")
-        rows.append((method, len(mine), mine[0].record.method.definition, _told(tuned) if tuned else None))
-    columns = (Column("method"), Column("runs"), Column("definition"), Column("tuned"))
-    table = Table("methods", "Methods", columns, tuple(rows))
-    return table if any(row[3] is not None for row in rows) else table.without("tuned")
+    measures: list[Measure] = [
+        METHOD,
+        (Column("runs"), len),
+        (Column("definition"), lambda mine: mine[0].record.method.definition),
+        (Column("tuned"), lambda mine: _told(tuned) if (tuned := mine[0].setting("tuned")) else None),
+    ]
+    table = pivot("methods", "Methods", by_method(runs).values(), measures, "")
+    return table if any(row[-1] is not None for row in table.rows) else table.without("tuned")
 
 
 def printed_setting(name: str, tasks: Sequence[str]) -> str | None:
     """Return the paper's value of a setting as text, or None; examples of a task are matched by the task's place."""
-    place = PRINTED.get(name)
+    theirs = PUBLISHED["protocol"]
+    value: Any = theirs["settings"].get(name)
     if name.startswith("examples.") and name.endswith(".train"):
         task = name.removeprefix("examples.").removesuffix(".train")
-        theirs = paper_tasks([task]) if task in tasks else None
-        place = f"train_examples.{theirs[0]}" if theirs else None
+        known = paper_tasks([task]) if task in tasks else None
+        value = theirs["train_examples"][known[0]] if known else None
     elif name.startswith("examples.") and name.endswith(".test"):
-        place = "test_examples_per_task" if paper_tasks(tasks) else None
-    value: Any = PUBLISHED["protocol"]
-    for part in place.split(".") if place else ():
-        value = value[part]
-    return _told(value) if place else None
+        value = theirs["test_examples_per_task"] if paper_tasks(tasks) else None
+    return None if value is None else _told(value)
 
 
 def _told(value: Any) -> str:
