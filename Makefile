@@ -11,8 +11,6 @@ RECIPE ?= mini
 STUDY ?= runs/study
 STUDIED ?= all
 WITH ?=
-STACKED := tests/loops/test_trainer.py tests/adapters tests/constraints/test_protect.py tests/constraints/test_trains_beside.py \
-	tests/constraints/test_created_optimizer.py tests/cli/test_whole_weights.py tests/runs/test_start.py
 
 DEMO := --set chat_template=tools/mini/chat_template.jinja --set learning_rate=1e-3 --set epochs=2 --set threads=1
 
@@ -68,10 +66,10 @@ test-oldest: .venv-oldest/.ready
 	.venv-oldest/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[test]'
 	touch $@
 
-# what touches transformers, PEFT and TRL, by the Python of an environment that another stack pins: make test-stack STACK=ENV/bin/python
+# the short suite beside the pins of another stack, by the Python of its environment: make test-stack STACK=ENV/bin/python
+# once before: ENV/bin/pip install --editable '.[lab]' pytest pytest-xdist hypothesis; tests of what is missing are skipped by name
 test-stack:
-	$(STACK) -m pytest -q -p no:anyio tests/loops/test_stacks.py
-	$(STACK) -m pytest -q -p no:anyio -m 'not slow and not engines' $(STACKED)
+	$(STACK) -m pytest -n 2 --dist loadscope -p no:anyio -m 'not slow and not engines' --doctest-modules tests src
 
 # the engines on real daemons, some killed: ANCHORLORA_SLURM=SCRIPT starts and stops slurmctld and slurmd (`SCRIPT FOLDER start|stop`); two raylets need Ray
 test-engines: .venv/.test-ready
