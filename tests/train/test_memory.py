@@ -123,24 +123,34 @@ def test_other_methods_keep_their_core_exactly(method, data, tmp_path):
     refuse_leak(tmp_path / "out", method)
 
 
+def refuse_other_memory_of_a_next_skill(out, before, data):
+    """What the skill before remembers, and what its own answers depend on, which it has left to be read with its adapter."""
+    known, learned = read_tensors(before / "skill/after/memory.safetensors"), read_samples(before / "skill/after/unread.jsonl")
+    C, G = dense_memory(data["model"], learned, before / "adapter")
+    for layer in C:
+        inputs, outputs = sensitivity(known, layer, d_in=len(C[layer]), d_out=len(G[layer]))
+        C[layer] += outputs.trace * inputs.times(torch.eye(len(C[layer])))
+        G[layer] += outputs.times(torch.eye(len(G[layer])))
+    refuse_other_memory(out / "skill/before/memory.safetensors", C, G)
+
+
 @pytest.mark.slow
 def test_a_chain_goes_on_from_the_runs_own_memory_at_constant_rank(folded, data, tmp_path):
     out = tmp_path / "questions"
     assert taught(data, out, "fold-16", new="questions", keep=(), after=folded) == 0
     refuse_leak(out, "fold-16", before=folded / "adapter")
     assert verdict(out)["rank"] == 16
-    learned = read_samples(folded / "skill/after/unread.jsonl")  # of which the first skill did not read what answers depend on
-    known, (C, G) = (
-        read_tensors(folded / "skill/after/memory.safetensors"),
-        dense_memory(data["model"], learned, folded / "adapter"),
-    )
-    for layer in C:
-        inputs, outputs = sensitivity(known, layer, d_in=len(C[layer]), d_out=len(G[layer]))
-        C[layer] += outputs.trace * inputs.times(torch.eye(len(C[layer])))
-        G[layer] += outputs.times(torch.eye(len(G[layer])))
-    refuse_other_memory(out / "skill/before/memory.safetensors", C, G)
+    refuse_other_memory_of_a_next_skill(out, folded, data)
     assert not (out / "skill/after/unread.jsonl").exists()  # the fold that cut 32 to 16 has read it
     assert sha256(out / "skill/after/memory.safetensors") != sha256(out / "skill/before/memory.safetensors")
+
+
+def test_a_run_is_kept_by_its_memory_without_its_adapter(folded, data, tmp_path):
+    out = tmp_path / "questions"
+    assert taught(data, out, "fold-16", new="questions", keep=(str(folded),)) == 0
+    refuse_leak(out, "fold-16")
+    refuse_other_memory_of_a_next_skill(out, folded, data)
+    assert len(read_samples(out / "skill/after/unread.jsonl")) == min(64, len(read_samples(data["questions"])) * 9 // 10)
 
 
 @pytest.mark.slow
