@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from anchorlora.text import visible
 
-OPTION = re.compile(r"(?<!\S)(--[a-z][a-z-]+)")
+OPTION = re.compile(r"(?<![^\s(])(--[a-z][a-z-]+)")
 
 
 def escaping(*packages: str) -> Environment:
