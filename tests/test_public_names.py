@@ -33,7 +33,7 @@ def test_all_of_them_can_be_imported_without_the_extras(tmp_path):
         "except ImportError as error:\n"
         "    print(error)\n"
     )
-    extras = ("lightning", "pytorch_lightning", "trl", "lm_eval", "bitsandbytes", "datasets")
+    extras = ("lightning", "pytorch_lightning", "trl", "lm_eval", "bitsandbytes", "datasets", "axolotl", "llamafactory", "unsloth")
     assert forked.without(extras, program, said=tmp_path / "said") == "LightningProtection needs Lightning: pip install lightning\n"
 
 
