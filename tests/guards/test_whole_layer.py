@@ -10,7 +10,6 @@ import re
 
 import pytest
 import torch
-from schedulefree import AdamWScheduleFree
 from torch import nn
 
 from anchorlora import Anchor, measure, protect
@@ -308,7 +307,8 @@ def schedule_free_on_a_fresh_block():
 def schedule_free(constraints):
     story = Story(adapted(learned=constraints is SFOR))
     yield story
-    optimizer = AdamWScheduleFree([p for p in story.model.parameters() if p.requires_grad], lr=3e-3)
+    schedulefree = pytest.importorskip("schedulefree", reason="schedulefree is not installed")
+    optimizer = schedulefree.AdamWScheduleFree([p for p in story.model.parameters() if p.requires_grad], lr=3e-3)
     optimizer.train()
     story.learn(constraints, optimizer=optimizer)
     optimizer.eval()
