@@ -1,6 +1,7 @@
 """A stranger's model folder, damaged or made to mislead: it is refused in one line, and nothing of it is guessed."""
 
 import json
+import os
 import re
 import shutil
 
@@ -113,6 +114,18 @@ def test_an_error_without_words_is_named_by_its_kind(model, command, tmp_path, c
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", silent)
     assert main([*command, "--out", str(tmp_path / "out")]) == 2
     assert f"the model {model} cannot be loaded: RuntimeError\n" in one_line(capsys)
+
+
+WEIGHTS = "model.safetensors"
+CUT = {"cut": lambda folder: os.truncate(folder / WEIGHTS, 5000), "missing": lambda folder: (folder / WEIGHTS).unlink()}
+
+
+@pytest.mark.parametrize("load", [load_base_model, load_weights])
+@pytest.mark.parametrize("how", CUT)
+def test_weights_that_are_cut_or_missing_are_fetched_again(how, load, model):
+    CUT[how](model)
+    with pytest.raises(ValueError, match=f"^the model {model} cannot be loaded: [^\n]*; fetch the model again$"):
+        load(BaseModelSettings(model=str(model), device="cpu"))
 
 
 INCOMPLETE = {

@@ -22,6 +22,7 @@ WRONG = (  # what transformers says of tensors, and in which words it is refused
     ("error_msgs", "{}"),
 )
 MADE_ANEW = re.compile(r"\.masked_bias$")  # a constant that GPT-2's older files hold
+DAMAGED = re.compile("SafetensorError|no file named")  # what transformers says of weights that are cut or missing
 PANIC = "PanicException"  # of a library written in Rust; it derives from BaseException
 
 
@@ -31,7 +32,9 @@ def reading(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise InvalidValue(f"{what}: {first_line(error)}") from None
+        said = first_line(error)
+        again = "; fetch the model again" if DAMAGED.search(said) else ""
+        raise InvalidValue(f"{what}: {said}{again}") from None
     except BaseException as error:
         if type(error).__name__ != PANIC:
             raise
