@@ -13,7 +13,6 @@ It promises nothing exact. G and C are low rank plus identity: without their tai
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
@@ -80,6 +79,20 @@ class _Braking(Penalty):
             self.kept[layer.name] = tuple((M.root.to(factor), factor.new_tensor(M.tail)) for M in (C, G))
         self.fresh = not any(bool(layer.start.whole().B.any()) for layer in anchor.layers)
 
+    def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
+        import torch
+
+        A, B, s = layer.factor("A").detach(), layer.factor("B").detach(), layer.current.scale
+        L, R, r = B, A, 0
+        if not self.fresh:
+            A0, B0 = layer.start_factor("A"), layer.start_factor("B")
+            L, R, r = torch.cat([B0, B - B0], dim=1), torch.cat([A - A0, A]), len(A)  # from displacements: nothing cancels
+        (X, c), (Y, g) = self.kept[layer.name]
+        GL, RC = Y @ (Y.T @ L) + g * L, (R @ X) @ X.T + c * R
+        N, M = s * s * L.T @ GL, s * s * RC @ R.T
+        toward_A, toward_B = N @ RC, (GL @ M)[:, r:]
+        return (N * M).sum() / (2 * s * s), {"B": toward_B, "A": toward_A[:r] + toward_A[r:] if r else toward_A}
+
     def stacked(self, stack) -> tuple[Tensor, dict[str, Tensor]]:
         import torch
 
@@ -87,17 +100,19 @@ class _Braking(Penalty):
             return stack.bases(lambda layer: self.kept[layer.name][side][0])
 
         def tail(side: int) -> Tensor:
-            return stack.of(lambda layer: self.kept[layer.name][side][1])[..., None, None]
+            return stack.of(lambda layer: self.kept[layer.name][side][1])[:, None, None]
 
-        X, Y = (stack.once(f"root {side}", partial(root, side)) for side in (0, 1))
-        c, g = (stack.once(f"tail {side}", partial(tail, side)) for side in (0, 1))
+        X, Y = (stack.once(f"root {side}", lambda side=side: root(side)) for side in (0, 1))
+        c, g = (stack.once(f"tail {side}", lambda side=side: tail(side)) for side in (0, 1))
         A, B, s = stack.factor("A"), stack.factor("B"), stack.layers[0].current.scale
         L, R, r = B, A, 0
         if not self.fresh:
-            A0, B0 = stack.start_factor("A"), stack.start_factor("B")
-            L, R, r = torch.cat([B0, B - B0], dim=-1), torch.cat([A - A0, A], dim=-2), A.shape[-2]  # displacements: nothing cancels
-        GL, RC = Y @ (Y.mT @ L) + g * L, (R @ X) @ X.mT + c * R
-        N, M = s * s * L.mT @ GL, s * s * RC @ R.mT
-        toward_A, toward_B = N @ RC, (GL @ M)[..., r:]
-        toward_A = toward_A[..., :r, :] + toward_A[..., r:, :] if r else toward_A
-        return (N * M).sum() / (2 * s * s), {"B": toward_B, "A": toward_A}
+            A0, B0 = (stack.once(name, lambda name=name: stack.of(lambda layer: layer.start_factor(name))) for name in ("A", "B"))
+            L, R, r = torch.cat([B0, B - B0], dim=2), torch.cat([A - A0, A], dim=1), A.shape[1]
+        GL, RC = torch.baddbmm(g * L, Y, torch.bmm(Y.mT, L)), torch.baddbmm(c * R, torch.bmm(R, X), X.mT)
+        N, M = s * s * torch.bmm(L.mT, GL), s * s * torch.bmm(RC, R.mT)
+        toward_A, toward_B = torch.bmm(N, RC), torch.bmm(GL, M)[:, :, r:]
+        return torch.dot(N.flatten(), M.flatten()) / (2 * s * s), {
+            "B": toward_B,
+            "A": toward_A[:, :r] + toward_A[:, r:] if r else toward_A,
+        }

@@ -62,11 +62,25 @@ class _Responding(Penalty):
         super().__init__(name, strength, anchor)
         self.V = {layer.name: layer.wide.basis.to(layer.rows("A")) for layer in anchor.layers}
 
-    def stacked(self, stack) -> tuple[Tensor, dict[str, Tensor]]:
-        s, V = stack.layers[0].current.scale, stack.once("V", lambda: stack.bases(lambda layer: self.V[layer.name]))
-        A, B, A0, B0 = stack.factor("A"), stack.factor("B"), stack.start_factor("A"), stack.start_factor("B")
-        share = stack.numbers("share", lambda layer: 1 / (len(self.layers) * len(layer.factor("B")) * self.V[layer.name].shape[1]))
+    def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
+        A, B, s, V = layer.factor("A"), layer.factor("B"), layer.current.scale, self.V[layer.name]
+        A0, B0 = layer.start_factor("A"), layer.start_factor("B")
         routed = A @ V
         E = s * (B0 @ ((A - A0) @ V) + (B - B0) @ routed)  # from displacements: nothing cancels
-        value = (share * E.square().sum(dim=(-2, -1), keepdim=True)).sum()
-        return value, {"B": 2 * s * share * E @ routed.mT, "A": 2 * s * share * (B.mT @ E) @ V.mT}
+        share = 1 / (len(self.layers) * E.numel())
+        return share * E.square().sum(), {"B": 2 * s * share * E @ routed.T, "A": 2 * s * share * (B.T @ E) @ V.T}
+
+    def stacked(self, stack) -> tuple[Tensor, dict[str, Tensor]]:
+        import torch
+
+        def share() -> Tensor:
+            sizes = [len(self.layers) * layer.factor("B").shape[0] * self.V[layer.name].shape[1] for layer in stack.layers]
+            return V.new_tensor([2 * stack.layers[0].current.scale ** 2 / size for size in sizes])[:, None, None]
+
+        V = stack.once("V", lambda: stack.bases(lambda layer: self.V[layer.name]))
+        A0, B0 = (stack.once(name, lambda name=name: stack.of(lambda layer: layer.start_factor(name))) for name in ("A", "B"))
+        A, B, weight = stack.factor("A"), stack.factor("B"), stack.once("share", share)
+        routed = torch.bmm(A, V)
+        E = torch.baddbmm(torch.bmm(B0, torch.bmm(A - A0, V)), B - B0, routed)  # from displacements: nothing cancels; times s
+        G = weight * E
+        return torch.dot(G.flatten(), E.flatten()) / 2, {"B": torch.bmm(G, routed.mT), "A": torch.bmm(torch.bmm(B.mT, G), V.mT)}

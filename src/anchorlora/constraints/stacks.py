@@ -47,17 +47,6 @@ class Stack:
 
         return torch.stack(tensors) if self.batched else tensors[0]
 
-    def start_factor(self, name: str) -> Tensor:
-        """Return the factors at the start of the task."""
-        return self.once(f"start of {name}", lambda: self.of(lambda layer: layer.start_factor(name)))
-
-    def numbers(self, what: str, read: Callable[[AdaptedLayer], float]) -> Any:
-        """Return a number of every layer, to multiply its matrices with; it does not change while a task is trained."""
-        if not self.batched:
-            return read(self.layers[0])
-        rows = self.layers[0].rows(self.layers[0].names[0])
-        return self.once(what, lambda: rows.new_tensor([read(layer) for layer in self.layers])[:, None, None])
-
     def factor(self, name: str) -> Tensor:
         """Return the live factors; batched ones are copies."""
         return self.of(lambda layer: layer.factor(name).detach())
