@@ -68,6 +68,9 @@ class _Overlapping(Penalty):
     reads = ("A",)
 
     def stacked(self, stack) -> tuple[Tensor, dict[str, Tensor]]:
+        import torch
+
         past = stack.once("past", lambda: stack.of(lambda layer: layer.history.A.detach()))
-        overlap = stack.factor("A") @ past.mT
-        return overlap.abs().sum(), {"A": overlap.sign() @ past}
+        product = torch.bmm if stack.batched else torch.mm
+        overlap = product(stack.factor("A"), past.mT)
+        return overlap.abs().sum(), {"A": product(overlap.sign(), past)}

@@ -32,9 +32,9 @@ def reading(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = first_line(error)
-        again = "; fetch the model again" if DAMAGED.search(said) else ""
-        raise InvalidValue(f"{what}: {said}{again}") from None
+        line = first_line(error)
+        again = "; fetch the model again" if DAMAGED.search(line) else ""
+        raise InvalidValue(f"{what}: {line}{again}") from None
     except BaseException as error:
         if type(error).__name__ != PANIC:
             raise
