@@ -69,7 +69,7 @@ test-oldest: .venv-oldest/.ready
 # the short suite beside the pins of another stack, by the Python of its environment: make test-stack STACK=ENV/bin/python
 # once before: ENV/bin/pip install --editable '.[lab]' pytest pytest-xdist hypothesis; tests of what is missing are skipped by name
 test-stack:
-	$(STACK) -m pytest -n 2 --dist loadscope -p no:anyio -m 'not slow and not engines' --doctest-modules tests src
+	$(STACK) -m pytest -n 2 --dist loadscope -p no:anyio -m 'not slow and not engines' tests
 
 # the engines on real daemons, some killed: ANCHORLORA_SLURM=SCRIPT starts and stops slurmctld and slurmd (`SCRIPT FOLDER start|stop`); two raylets need Ray
 test-engines: .venv/.test-ready
