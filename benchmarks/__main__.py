@@ -3,8 +3,9 @@
 import warnings
 
 import torch
-from benchmarks import answering, auditing, boundary, grids, losses, preparing, steps, training
 from transformers.utils import logging
+
+from benchmarks import answering, auditing, boundary, grids, losses, preparing, steps, training
 
 warnings.filterwarnings("ignore")
 logging.disable_progress_bar()

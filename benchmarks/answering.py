@@ -11,14 +11,14 @@ import time
 from dataclasses import replace
 
 import torch
-from benchmarks.preparing import chat_model
-from benchmarks.steps import base_model
-from benchmarks.timing import ratio, report, seconds, side_by_side
 
 from anchorlora import embedded
 from anchorlora.adapters import AdapterStack
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import Benchmark, Encoded, Encoder, Example, Task
+from benchmarks.preparing import chat_model
+from benchmarks.steps import base_model
+from benchmarks.timing import ratio, report, seconds, side_by_side
 
 
 def speed() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from benchmarks.timing import ratio, report, side_by_side
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -25,6 +24,7 @@ from anchorlora.geometry import Factors
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.recipes import mini
 from anchorlora.runs.checkpoint import Checkpoint
+from benchmarks.timing import ratio, report, side_by_side
 
 ROUNDS = 40
 EVERY = 100  # optimizer steps between two saves, the default
