@@ -5,6 +5,8 @@ import warnings
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -61,6 +63,24 @@ def stacked(model, targets, folder):
             stack.fold()
     stack.save(folder)
     return stack
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    numbers=st.sets(st.integers(0, 1), min_size=1),
+    names=st.sets(st.sampled_from(["q_proj", "v_proj", "o_proj", "down_proj", "up_proj"]), min_size=1),
+    whole=st.booleans(),
+)
+def test_a_regular_expression_adapts_the_layers_that_peft_adapts_by_it(numbers, names, whole, tmp_path_factory):
+    pattern = rf"model\.layers\.({'|'.join(map(str, sorted(numbers)))})\..*\.({'|'.join(sorted(names))})"
+    pattern = pattern if whole else rf".*{pattern[len('model') :]}"
+    folder = tmp_path_factory.mktemp("a")
+    stack = stacked(base(models.qwen3), pattern, folder / "stack")
+    theirs = get_peft_model(base(models.qwen3), LoraConfig(r=4, target_modules=pattern))
+    assert sorted(stack.factors()) == sorted(lora_layers(theirs))
+    assert len(stack.factors()) == len(numbers) * len(names)
+    loaded = PeftModel.from_pretrained(base(models.qwen3), folder / "stack")
+    assert sorted(lora_layers(loaded)) == sorted(read_adapter(folder / "stack")) == sorted(stack.factors())
 
 
 @pytest.mark.parametrize("targets", [("c_attn",), "all-linear"])
