@@ -147,11 +147,12 @@ class GrowingRows:
         """Add feature rows: `rows` (n, d)."""
         if rows.ndim != 2:
             raise InvalidValue(f"feature rows have shape (n, d), not {tuple(rows.shape)}")
-        energy = float(in_float64(rows).square().sum())
+        exact = in_float64(rows)
+        energy = float(exact.square().sum())
         if not energy < float("inf"):
             raise InvalidValue("feature rows hold NaN or infinite values; no protected subspace can be made from them")
         self.total, self.rows, self.width = self.total + energy, self.rows + len(rows), rows.shape[1]
-        self.parts.append(rows)
+        self.parts.append(rows if self.moment is None else exact)
         if self.rows > min(self.width, SIDE):
             self._fold()
 
