@@ -5,8 +5,8 @@
     answering  a step of n rows: seconds a + b n                      answers
     writing    the same, as texts are drawn                           texts of the model's own
 
-Answers are taken to be as long as they may be, so what ends early takes less; those to the skill after training, as long as the
-right ones. Nothing is written.
+Answers are taken to be as long as they may be, so what ends early takes less. Those that a model knows are taken to be about as
+long as the right ones: to the skill after training, to a skill before it, and of the model's own text. Nothing is written.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from anchorlora import embedded
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.config import Recipe
+from anchorlora.constraints import AnswerSensitivity, GradientStart
 from anchorlora.continual.batches import MicroBatch, micro_batch, packed_row, rows_of
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import ROWS, TOKENS
@@ -47,7 +48,6 @@ MEASURED = 384  # tokens of examples, at least, that are read to measure, unless
 SHORT = 48  # tokens of each text that is read to see whether a model reads packed rows
 TRIED = 9  # texts that are read to see whether a model reads packed rows: three, alone and packed twice
 WRITTEN = (0.3, 0.9)  # of the most tokens, what a chat model writes as a user, and as an answer (SmolLM2-135M)
-MEMORY_TEXTS = 64  # of each kept text, forward and backward, where a method remembers what answers depend on
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class Part:
     answer: float  # mean tokens of the right answers; 0 where none are generated
     text: float  # mean tokens of both
     read: bool = True  # whether cores are made of it; an earlier skill has them
+    known: bool = False  # whether the model answers about as the right answers do
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,11 @@ class Rates:
     answering: tuple[float, float]  # a step of answers, and each row of it
     writing: tuple[float, float]  # a step of texts of its own, and each row of it; nothing where none are written
     spectra: float  # the directions of all layers' inputs
+    shared: float  # tokens of examples that one that is read stands for, as they begin alike
 
-    def answered(self, rows: int, steps: float) -> float:
-        """Return the seconds of so many steps of so many answers."""
-        return steps * (self.answering[0] + self.answering[1] * rows)
+    def answered(self, rows: int, steps: float, share: float = 1.0) -> float:
+        """Return the seconds of so many steps of so many answers, which take that share of them on average."""
+        return steps * (self.answering[0] + self.answering[1] * rows * share)
 
     def written(self, rows: int, steps: float, share: float) -> float:
         """Return the seconds of so many steps of so many texts, which take that share of them on average."""
@@ -134,28 +136,30 @@ def price_of(
         phases.append(_own_text(session, request, rates))
     for part in [part for part in kept if part.read]:
         if method.reads_past:
-            phases.append(_depended_on(f"reading what answers depend on in {part.name}", _learned(part), part.text, rates))
+            what = f"reading what answers depend on in {part.name}"
+            phases.append(_depended_on(what, method, _learned(part), part.text, rates))
         if leaves_cores(method):
             texts = min(recipe.features.rows, _learned(part))
-            seconds = texts * part.text * rates.reading + rates.spectra
+            seconds = texts * part.text * rates.reading * rates.shared + rates.spectra
             phases.append(Phase(f"finding what to protect of {part.name}", f"{texts:,} texts", seconds))
     evaluation = recipe.evaluation
     most = task.max_new_tokens or evaluation.max_new_tokens
     batch = TOKENS * evaluation.eval_batch
     for part in (skill, *kept):
         phases.append(_tested(f"testing {part.name} before", part, rates, most, batch))
-    phases.append(Phase("training", f"{steps:,} steps", settings.epochs * tokens * rates.learning + rates.spectra))
+    start = sum(_read_back(part.examples, train, rates) for part in method.constraints if isinstance(part, GradientStart))
+    phases.append(Phase("training", f"{steps:,} steps", start + settings.epochs * tokens * rates.learning + rates.spectra))
     phases.append(_tested(f"testing {skill.name} after", skill, rates, min(most, skill.answer + 1), batch))
     for part in kept:
         phases.append(_tested(f"testing {part.name} after", part, rates, most, batch))
     if method.reads_past and not left:
-        phases.append(_depended_on("reading what its answers depend on", len(train), mean(train.lengths), rates))
+        phases.append(_depended_on("reading what its answers depend on", method, len(train), mean(train.lengths), rates))
     if leaves_cores(method):
         texts = min(recipe.features.rows, len(train))
         seconds = texts * mean(train.lengths) * rates.reading + rates.spectra
         phases.append(Phase("finding what a later skill must protect", f"{texts:,} texts", seconds))
     if request.budget is not None:
-        read = sum(part.rows * part.text for part in kept) * rates.reading
+        read = sum(part.rows * part.text for part in kept) * rates.reading * rates.shared
         phases.append(Phase("looking for the scale", f"at most {STEPS + 1} scales", (STEPS + 1) * read))
     if request.compare:
         twin = [p.seconds for p in phases if p.what == "training" or p.what.endswith(" after")]
@@ -169,15 +173,21 @@ def _learned(part: Part) -> int:
     return part.rows * ((OWN_SHARE if part.name == SELF else SHARE) - 1)
 
 
-def _depended_on(what: str, texts: int, tokens: float, rates: Rates) -> Phase:
-    texts = min(MEMORY_TEXTS, texts)
-    return Phase(what, f"{texts} texts", texts * tokens * 2 * rates.learning)
+def _depended_on(what: str, method: Method, texts: int, tokens: float, rates: Rates) -> Phase:
+    """Forward and backward, and products of all rows in float64, which take as long again."""
+    texts = min(texts, sum(part.examples for part in method.constraints if isinstance(part, AnswerSensitivity)))
+    return Phase(what, f"{texts} texts", 2 * texts * tokens * rates.learning * rates.shared + 2 * rates.spectra)
 
 
-def _part(name: str, examples: EncodedExamples, *, answered: bool, read: bool = True) -> Part:
+def _read_back(count: int, examples: EncodedExamples, rates: Rates) -> float:
+    """Seconds of a pass forward and backward over some examples, each read from its beginning."""
+    return min(count, len(examples)) * mean(examples.lengths) * rates.learning * rates.shared + 2 * rates.spectra
+
+
+def _part(name: str, examples: EncodedExamples, *, answered: bool, read: bool = True, known: bool = False) -> Part:
     prompts = [len(e.prompt) for e in examples]
     answers = [len(e.answer) for e in examples]
-    return Part(name, len(prompts), mean(prompts), mean(answers) if answered else 0.0, mean(prompts) + mean(answers), read)
+    return Part(name, len(prompts), mean(prompts), mean(answers) if answered else 0.0, mean(prompts) + mean(answers), read, known)
 
 
 def _kept(request: SkillRequest, encoder: Encoder, rows: Any) -> Iterator[Part]:
@@ -186,7 +196,7 @@ def _kept(request: SkillRequest, encoder: Encoder, rows: Any) -> Iterator[Part]:
         if place == SELF:
             chat = bool(encoder.tokenizer.chat_template)
             user, answer = (OWN_TOKENS * share for share in WRITTEN)
-            yield Part(SELF, max(1, request.own // OWN_SHARE), user, answer * chat, user * chat + answer)
+            yield Part(SELF, max(1, request.own // OWN_SHARE), user, answer * chat, user * chat + answer, known=True)
     places = [*([request.after] if request.after else []), *(place for place in request.keep if place != SELF)]
     unfit = {each["name"]: each.get("unfit", ()) for each in rows}
     for place in places:
@@ -195,9 +205,8 @@ def _kept(request: SkillRequest, encoder: Encoder, rows: Any) -> Iterator[Part]:
                 samples = read_samples(kept.probes)
                 examples = encoder.encode(TextTask(kept.name), examples_of(samples))
                 answered = any(e.example.messages or e.example.sentence for e in examples)
-                yield _part(
-                    kept.name, examples, answered=answered, read=bool(kept.unread) or (kept.cores is None and kept.memory is None)
-                )
+                learned = kept.cores is not None or kept.memory is not None
+                yield _part(kept.name, examples, answered=answered, read=bool(kept.unread) or not learned, known=learned)
 
 
 def _own_text(session: Session, request: SkillRequest, rates: Rates) -> Phase:
@@ -216,7 +225,8 @@ def _tested(what: str, part: Part, rates: Rates, most: float, batch: int) -> Pha
         at_once = a_row * min(ROWS, -(-batch // TOKENS // a_row))
         whole, rest = divmod(part.rows, at_once)
         batches = [at_once] * whole + [rest] * (rest > 0)
-        seconds += sum(rates.answered(rows, most) for rows in batches)
+        share = min(1.0, (part.answer + 1) / most) if part.known else 1.0
+        seconds += sum(rates.answered(rows, most, share) for rows in batches)
         amount += f", answers of at most {most:.0f} tokens"
     return Phase(what, amount, seconds)
 
@@ -226,7 +236,7 @@ def measured(session: Session, adapted: Any, recipe: Recipe, examples: EncodedEx
     settings = recipe.training
     window = [examples[i] for i in range(min(len(examples), settings.window))]
     together = unpackable(adapted, [ids[:SHORT] for ids in longest_first(examples)], longest=max(examples.lengths)) is None
-    batches, tokens = _measuring(session, window, settings.row_tokens, together)
+    batches, tokens, shared = _measuring(session, window, settings.row_tokens, together)
     with torch.no_grad():  # what is packed is kept for the backward pass
         reading = _mean_seconds(lambda: [_logits(adapted, batch) for batch in batches])
         cache = _context(adapted, session)
@@ -248,11 +258,11 @@ def measured(session: Session, adapted: Any, recipe: Recipe, examples: EncodedEx
 
     learning = _mean_seconds(learn)
     session.bare()
-    return Rates(reading / tokens, learning / tokens, answering, writing, spectra)
+    return Rates(reading / tokens, learning / tokens, answering, writing, spectra, shared)
 
 
-def _measuring(session: Session, window: Sequence[Encoded], most: int, together: bool) -> tuple[list[MicroBatch], float]:
-    """Return the first rows of a step, and how many tokens of its examples they stand for: beginnings are shared in all of it."""
+def _measuring(session: Session, window: Sequence[Encoded], most: int, together: bool) -> tuple[list[MicroBatch], float, float]:
+    """Return the first rows of a step, how many tokens of its examples they stand for, and each of theirs."""
 
     def rows(examples: Sequence[Encoded]) -> list[MicroBatch]:
         return [_batch(session, group, together) for group in rows_of(examples, most, share=together)]
@@ -262,7 +272,8 @@ def _measuring(session: Session, window: Sequence[Encoded], most: int, together:
 
     sizes = list(accumulate(len(e.prompt) + len(e.answer) for e in window))
     first = rows(window[: 1 + sum(size < MEASURED for size in sizes)])
-    return first, sizes[-1] * read(first) / read(rows(window))
+    shared = sizes[-1] / read(rows(window))
+    return first, shared * read(first), shared
 
 
 def _batch(session: Session, group: Sequence[Encoded], together: bool) -> MicroBatch:
