@@ -3,10 +3,14 @@
 The base model is mini-en on real text if ANCHORLORA_SHARED names its folder, else the embedded one on the embedded benchmark. Every
 variant trains LoRA of rank 8 on q_proj and v_proj, eight examples per optimizer step, loss on the answers alone. Ours is protected
 (sfor) and collects feature rows; the others do neither. Seconds are CPU seconds of one thread.
+
+Free chats: no two begin alike, their lengths differ, the adapter is on all linear layers, and nobody protects. The others put
+chats of like length into a batch. ANCHORLORA_CHAT_MODEL names their model.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -17,15 +21,17 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
+from transformers import Trainer, TrainingArguments
 
 from anchorlora import METHODS, embedded
 from anchorlora.config import BaseModelSettings
 from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.past import Past
 from anchorlora.continual.sequence import TaskSequence
-from anchorlora.data import Benchmark, Encoded, Encoder
+from anchorlora.data import Benchmark, Encoded, Encoder, TextFiles, TextSource
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.recipes import standard_cl
+from benchmarks.preparing import chat_model
 from benchmarks.timing import ratio, report, side_by_side
 
 EXAMPLES, WINDOW = 256, 8
@@ -90,6 +96,19 @@ def right_padded(rows: list[Encoded], pad: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
+def free_chats(folder: Path, count: int) -> Path:
+    """Write chats of 30 to 300 words, each a passage of the documents of its own, half of it asked and half answered."""
+    words = "\n".join(page.read_text() for page in sorted(Path("docs").glob("*.md"))).split()
+    sizes = (torch.randn(count, generator=torch.Generator().manual_seed(0)) * 0.6 + 4.6).exp().clamp(30, 300).long().tolist()
+    chats = []
+    for i, size in enumerate(sizes):
+        passage = words[i * len(words) // count :][:size]
+        halves = " ".join(passage[: size // 2]), " ".join(passage[size // 2 :])
+        chats.append({"messages": [{"role": r, "content": t} for r, t in zip(("user", "assistant"), halves, strict=True)]})
+    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    return folder / "chats.jsonl"
+
+
 def bare_peft() -> Callable[[], object]:
     """The loop that PEFT's documentation shows: padded batches of eight, loss by the model."""
     model, tokenizer, rows = adapted()
@@ -106,8 +125,6 @@ def bare_peft() -> Callable[[], object]:
 
 def trainer() -> Callable[[], object]:
     """transformers' Trainer with padded batches of eight."""
-    from transformers import Trainer, TrainingArguments
-
     model, tokenizer, rows = adapted()
     arguments = TrainingArguments(
         tempfile.mkdtemp(), per_device_train_batch_size=WINDOW, num_train_epochs=1, learning_rate=1e-3, report_to=[], use_cpu=True,
@@ -129,6 +146,38 @@ def trl() -> Callable[[], object]:
         save_strategy="no", logging_strategy="no", disable_tqdm=True, gradient_checkpointing=False, bf16=False,
     )  # fmt: skip
     return SFTTrainer(model, arguments, train_dataset=data, processing_class=tokenizer).train
+
+
+def chats(rounds: int = 2, count: int = 64) -> None:
+    """Print what transformers' Trainer takes of the time of a packed pass over free chats, where it puts like lengths together."""
+    base = chat_model()
+    base.tokenizer.chat_template = base.tokenizer.chat_template or "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    source = TextFiles({"chats": TextSource(str(free_chats(Path(tempfile.mkdtemp()), count)))})
+    settings = {"batching": "packed", "window": WINDOW, "threads": 1, "learning_rate": 1e-4, "test_limit": 1, "dropout": 0.0}
+    recipe = standard_cl().changed(settings | {"targets": "all-linear", "dtype": "float32", "device": "cpu", "max_tokens": 1024})
+    rows = Encoder(base.tokenizer, max_tokens=1024).encode(source.task("chats"), source.examples("chats", "train"))
+    sequence = TaskSequence(RunInputs.of(base, source, recipe, order=("chats",), seed=1), METHODS["inc-lora"])
+    anchor = sequence.blocks.anchor(cores={})
+    theirs = chat_model()
+    config = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(theirs.model, config).train()
+    lengths = [{"input_ids": e.prompt + e.answer, "row": e} for e in rows]
+    pad = theirs.tokenizer.pad_token_id
+    arguments = TrainingArguments(
+        tempfile.mkdtemp(), per_device_train_batch_size=WINDOW, num_train_epochs=1, learning_rate=1e-4, report_to=[], use_cpu=True,
+        save_strategy="no", logging_strategy="no", disable_tqdm=True, remove_unused_columns=False,
+        train_sampling_strategy="group_by_length",
+    )  # fmt: skip
+    grouped = Trainer(
+        model, arguments, train_dataset=lengths, data_collator=lambda batch: right_padded([e["row"] for e in batch], pad)
+    )
+    variants = {"packed": lambda: sequence._learn(1, "chats", anchor, None, 0.0), "grouped": grouped.train}
+    times = side_by_side(variants, rounds=rounds, warm=0, clock=time.process_time)
+    tokens = sum(len(e.prompt) + len(e.answer) for e in rows)
+    detail = f"{min(times['grouped']):.1f} s against {min(times['packed']):.1f} s for {len(rows)} chats of {tokens:,} tokens"
+    report(
+        "CPU seconds of Trainer, grouped by length, over packed, free chats", ratio(times, "grouped", "packed"), ">= 1.8", detail
+    )
 
 
 def passes(rounds: int = 3) -> None:
@@ -156,3 +205,4 @@ def passes(rounds: int = 3) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     passes()
+    chats()
