@@ -393,6 +393,7 @@ def test_examples_that_are_read_together_say_what_they_say_alone(small_benchmark
     blocks.model.train()
     assert [len(each) for each in losses.together(9)] == [9]
     torch.testing.assert_close(torch.cat(list(losses.together(9))), torch.stack(list(losses(9))), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(sum(losses.summed(9)), sum(losses(9)), rtol=1e-5, atol=1e-6)
     rows, kept, starts = [], [], []
     for given, counts in ((losses, [9]), (losses.__call__, [1] * 9)):  # the bare method has no `together`
         anchor = blocks.anchor(losses=given)

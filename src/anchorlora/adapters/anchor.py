@@ -33,7 +33,8 @@ class Anchor:
         past: Tensors that constraints remembered at the end of earlier tasks, by name.
         losses: Function of a count n: the losses of n single training examples of this task, one at a time, without dropout and
             with a graph. None if the task gives none. If it has a method `together(n)`, which yields vectors of losses, each of
-            several examples in one row without padding, what sums over examples takes that, which is faster.
+            several examples in one row without padding, what sums over examples takes that, which is faster; and `summed(n)`, which
+            yields sums of losses, where the gradient of the sum is enough.
         adapter_name: Name of the adapter in `model` that the layers belong to.
         rest: What else the model computes with, by name: the parameters and saved buffers outside the layers, as they were.
         beside: The anchor of full weights that train beside the adapter and have cores; None if there are none.

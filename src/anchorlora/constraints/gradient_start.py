@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import refuse_learned, restart
-from anchorlora.constraints.recording import losses_together, record_examples, refuse_none
+from anchorlora.constraints.recording import losses_summed, record_examples, refuse_none
 from anchorlora.devices import forked_generators, in_float64, placed
 from anchorlora.errors import InvalidValue
 
@@ -99,8 +99,8 @@ class GradientStart(ProtectsPast):
         refuse_learned(anchor, "GradientStart")
         toward: dict[str, Tensor] = {}
         with record_examples(anchor, "GradientStart") as seen, torch.enable_grad():
-            for losses in losses_together(anchor, self.examples):
-                for name, (x, g) in seen.rows(None, losses.sum()).items():
+            for loss in losses_summed(anchor, self.examples):
+                for name, (x, g) in seen.rows(None, loss).items():
                     added = (g.float().T @ x.float()).cpu()  # autocast is off, and a start needs no more digits
                     toward[name] = toward[name].add_(added) if name in toward else added
         refuse_none("GradientStart", toward)

@@ -68,6 +68,12 @@ def losses_together(anchor: Anchor, examples: int) -> Iterator[Tensor]:
     return iter(several(examples))
 
 
+def losses_summed(anchor: Anchor, examples: int) -> Iterator[Tensor]:
+    """Yield sums of losses of examples, where nothing but the gradient of all is asked for, so that rows may share a beginning."""
+    summed = getattr(anchor.losses, "summed", None)
+    return summed(examples) if summed is not None else (losses.sum() for losses in losses_together(anchor, examples))
+
+
 def _of_drawn_answers(logits: Tensor, toward: Tensor, draw: Any) -> Tensor:
     """The gradient of sum log p(drawn answer) by the logits; the answer's tokens are those whose logits the loss depends on.
 

@@ -48,12 +48,19 @@ class ExampleLosses:
 
     def together(self, count: int) -> Iterator[Tensor]:
         """Yield the losses of several examples at a time, whose tokens are all in one row, none shared and none padding."""
+        return self._together(count, share=False)
+
+    def summed(self, count: int) -> Iterator[Tensor]:
+        """Yield the sum of the losses of several examples at a time, in one row that reads a common beginning once."""
+        return (losses.sum() for losses in self._together(count, share=True))
+
+    def _together(self, count: int, *, share: bool) -> Iterator[Tensor]:
         if not self.packed:
             yield from (loss[None] for loss in self(count))
             return
         model, done = self.model.eval(), 0
-        for group in rows_of(self.chosen(count), TOGETHER, share=False):
-            batch = packed_row(group, share=False)
+        for group in rows_of(self.chosen(count), TOGETHER, share=share):
+            batch = packed_row(group, share=share)
             assert batch.layout is not None
             with packed(model, batch.layout):
                 yield _losses_of(model, batch, self.device)
