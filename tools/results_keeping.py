@@ -213,7 +213,7 @@ def price() -> str:
         rows.append([words, *(f"{value:.0f}" for value in means)])
         if name != "before":
             seconds, peaks = ([record[cost] for record in found[name]] for cost in ("cpu_seconds", "peak_bytes"))
-            rows[-1] += [f"{mean(seconds) / 60:.0f}", f"{mean(peaks) / 1e9:.1f}"]
+            rows[-1] += [f"{mean(seconds) / 60:.1f}", f"{mean(peaks) / 1e9:.1f}"]
     heads = ["right answers, %", "new skill", *abilities.values(), "CPU minutes", "peak memory, GB"]
     table = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
     skills, old = list(dict.fromkeys(skill for skill, _ in clusters)), list(abilities)

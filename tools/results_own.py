@@ -65,6 +65,13 @@ OTHER = {  # what a folder's runs have in common
     "beyond/holdout-linear": ", all linear layers",
     "real/pairs-64": " with a history of rank 64",
 }
+LIMITS = (1e-4, 2e-3)  # the lowest rate and the highest of benchmarks/best_rates.py
+ROWS_AT_RATES = {
+    "seq-lora-scaled-0.5": "seq-lora, each update scaled by 0.5",
+    "seq-lora-scaled-0.7": "seq-lora, each update scaled by 0.7",
+    "replay-5": "replay, 5 %",
+    "replay-25": "replay, 25 %",
+}
 NEIGHBORS = "beyond/neighbors"
 LED_BESIDE_NEIGHBORS = ("fold-16", "o-lora-hard", "sfor")
 CONTROLS = ("beyond/grid", "beyond/controls", "beyond/controls16", "beyond/controls-replay")
@@ -149,6 +156,23 @@ def differences(found: Found, ones: Sequence[str]) -> str:
             cells.append(f"{middle:+.1f} ({middle - half:+.1f} to {middle + half:+.1f}){star}")
         rows.append((other, max(len(v) for (o, _), v in changes.items() if o == other), *cells))
     return tabulate(rows, ("AA against", "pairs", *ones), tablefmt="github", disable_numparse=True)
+
+
+def at_best_rates() -> Found:
+    """What benchmarks/best_rates.py wrote: each row at the rate that a holdout chose, which its name has; † at an end of the rates."""
+    found: Found = {}
+    for place in sorted((RESULTS / "rates/test").glob("*")):
+        for run in find_runs([place]):
+            rate = run.setting("training", "learning_rate")
+            mark = " †" if rate in LIMITS else ""
+            found.setdefault(f"{ROWS_AT_RATES.get(place.name, place.name)}, {rate:.0e}{mark}", {})[tuple(run.order), run.seed] = run
+    return found
+
+
+def differences_at_best_rates() -> str:
+    """AA of fold-64 less that of every other row, each at its best rate."""
+    found = at_best_rates()
+    return differences(found, [name for name in found if name.startswith("fold-64")])
 
 
 def of_osf() -> Found:
@@ -288,6 +312,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "unseen-pairs": lambda: differences(runs_in("beyond/unseen"), LED),
     "controls": lambda: means(runs_in(*CONTROLS)),
     "controls-pairs": lambda: differences(runs_in(*CONTROLS), LED),
+    "rates": lambda: means(at_best_rates()),
+    "rates-pairs": differences_at_best_rates,
     "neighbors": lambda: means(with_neighbors()),
     "neighbors-pairs": lambda: differences(with_neighbors(), LED_BESIDE_NEIGHBORS),
     "ablation": lambda: means({n: r for n, r in runs_in("beyond/grid", "beyond/ablation").items() if n.startswith("fold-16")}),
