@@ -95,6 +95,14 @@ TOOLED = """{{- bos_token or '' }}{%- set ns = namespace(last=-1) %}
 {%- elif m.role == 'assistant' %}{{ ' ' + m.content + eos_token }}
 {%- else %}{{ raise_exception('only user, assistant and tool') }}{%- endif %}{%- endfor %}"""  # noqa: E501
 
+# content of models that see: a list of parts, and none of them text
+JOINED = "m.content | map(attribute='text') | join"
+PARTS = {
+    "every-part": CHATML.replace("m.content", f"({JOINED})"),
+    "first-part": CHATML.replace("m.content", "m.content[0]['text']"),
+    "parts-of-answers": CHATML.replace("m.content", f"(m.content if m.role == 'user' and m.content is string else {JOINED})"),
+}
+
 FAMILIES = {
     "chatml": CHATML,
     "thinking": THINKING,

@@ -243,6 +243,28 @@ def test_a_dropped_message_is_refused_though_its_words_stand_elsewhere_in_the_ch
         encoded({"messages": whole}, tokenizer)
 
 
+@pytest.mark.parametrize("family", [*families.PARTS, "chatml"])
+def test_a_template_that_reads_content_in_parts_alone_is_given_parts_and_another_one_text(family):
+    tokenizer = copy.deepcopy(families.tokenizer("bytes"))
+    tokenizer.chat_template = (families.PARTS | FAMILIES)[family]
+
+    def as_read(messages):
+        if family == "chatml":
+            return messages
+        return [message | {"content": [{"type": "text", "text": message["content"]}]} for message in messages]
+
+    @settings(max_examples=20, deadline=None, database=None)
+    @given(CHATS, st.none() | WORDS)
+    def law(pairs, system):
+        messages = chat(pairs, system)
+        found = encoded({"messages": messages}, tokenizer)
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        assert [(list(e.prompt), list(e.answer)) for e in found] == [oracle.turn(tokenizer, as_read(messages), i) for i in turns]
+        assert [e.example.label.split() for e in found] == [messages[i]["content"].split() for i in turns]
+
+    law()
+
+
 @pytest.mark.parametrize(("extra", "named"), [({"name": "zed"}, "'name'"), ({"tool_calls": CALL}, "'tool_calls'")])
 def test_a_key_of_a_given_message_of_the_assistant_is_refused_where_the_template_drops_it(extra, named):
     tokenizer = prepared("chatml", "bytes")

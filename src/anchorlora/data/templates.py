@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -35,7 +36,8 @@ def rendered(
         how["chat_template"] = _dated(tokenizer.get_chat_template(tools=list(tools) or None), clock)
 
     def write() -> Any:
-        return tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=asking, **how)
+        as_read = _in_parts if _reads_parts(tokenizer, str(tokenizer.chat_template)) else dict
+        return tokenizer.apply_chat_template([*map(as_read, messages)], tokenize=False, add_generation_prompt=asking, **how)
 
     try:
         text = _within(SECONDS, write)
@@ -50,6 +52,25 @@ def rendered(
             f"{place}: the tokenizer's chat template adds characters that are not Unicode text; fetch the tokenizer again"
         )
     return str(text)
+
+
+@lru_cache(maxsize=4)
+def _reads_parts(tokenizer: Any, template: str) -> bool:
+    """Whether a template writes content that is a list of parts, and none that is text, as some of models that see."""
+
+    def writes(as_read: Callable[[Mapping[str, Any]], dict[str, Any]]) -> bool:
+        chat = [as_read({"role": "user", "content": ASKED}), as_read({"role": "assistant", "content": ANSWERED})]
+        try:
+            text = str(tokenizer.apply_chat_template(chat, tokenize=False))
+        except Exception:  # a template is a program of its own and raises what it likes
+            return False
+        return ASKED in text and ANSWERED in text
+
+    return not writes(dict) and writes(_in_parts)
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
 def _dated(template: str, clock: datetime) -> str:
