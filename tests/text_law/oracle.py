@@ -9,8 +9,12 @@ def turn(tokenizer, messages, i, tools=None):
     how = {"tools": tools} if tools else {}
     prompt = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True, **how)
     whole = tokenizer.apply_chat_template(messages[: i + 1], tokenize=False, **how)
-    opened = re.search(r"<(\w+)>\n\Z", prompt)
-    if not whole.startswith(prompt):
+    opened, closed = re.search(r"<(\w+)>\n\Z", prompt), re.search(r"<(\w+)>\n\n</\1>\n\n\Z", prompt)
+    if not whole.startswith(prompt) and closed:
+        before = prompt[: closed.start()]
+        assert whole.startswith(before)
+        whole = prompt + whole[len(before) :]
+    elif not whole.startswith(prompt):
         assert opened, "the families differ in nothing else"
         before = prompt[: opened.start()]
         assert whole.startswith(before)
