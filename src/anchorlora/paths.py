@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from difflib import get_close_matches
 from pathlib import Path
@@ -42,7 +43,8 @@ def expanded(place: str | Path) -> Path:
 def nearest(path: Path, *, files: bool = False) -> str:
     """Return the end of an error message: folders, or files too, with names like that of a missing one; empty if there are none."""
     parent = path.parent
-    siblings = [p.name for p in parent.iterdir() if files or p.is_dir()] if parent.is_dir() else []
+    there = os.path.exists if files else os.path.isdir  # links that lead nowhere are not
+    siblings = [p.name for p in parent.iterdir() if there(p)] if parent.is_dir() else []
     near = get_close_matches(path.name, siblings, n=3, cutoff=0.5)
     return f"; nearest: {', '.join(str(parent / name) for name in near)}" if near else ""
 

@@ -1,5 +1,6 @@
 """Files of training text: every kind gives the same samples, and no file, however broken, gives more than one line."""
 
+import csv
 import json
 from importlib import util
 
@@ -55,6 +56,46 @@ def test_places_are_lines_where_a_file_has_them(tmp_path):
     assert read_samples(ROWS)[2].place == "data, row 3"
 
 
+@settings(deadline=None, max_examples=40)
+@given(
+    st.sampled_from([("a.csv", ","), ("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", "\t")]),
+    st.lists(st.tuples(*2 * [st.text("ab ,;\t\n\"'é", max_size=8).map("x".__add__)]), min_size=1, max_size=4),
+)
+def test_a_csv_is_read_by_the_separator_of_its_first_line(tmp_path_factory, kind, rows):
+    (name, mark), folder = kind, tmp_path_factory.mktemp("csv")
+    with (folder / name).open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=mark).writerows([("prompt", "completion"), *rows])
+    assert [sample.turns() for sample in read_samples(folder / name)] == [[row] for row in rows]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.recursive(st.just(1), lambda inner: st.lists(inner, min_size=1) | st.fixed_dictionaries({"x": inner}), max_leaves=4),
+    st.data(),
+)
+def test_a_key_that_an_object_of_a_row_has_twice_is_refused_with_its_line(tmp_path_factory, value, draw):
+    path = tmp_path_factory.getbasetemp() / "twice.jsonl"
+    whole = json.dumps({"text": "a", "meta": {"x": value}})
+    at = draw.draw(st.sampled_from([place + 1 for place, character in enumerate(whole) if character == "{"]))
+    name = whole[at:].split('"')[1]
+    path.write_text('{"text": "a"}\n' + whole[:at] + f'"{name}": "other", ' + whole[at:] + "\n")
+    with pytest.raises(
+        InvalidValue, match=f"twice.jsonl, line 2: holds '{name}' twice, and one of them would be dropped; keep one$"
+    ):
+        read_samples(path)
+
+
+def test_only_what_is_there_is_offered_as_the_nearest_name(tmp_path):
+    write_lines(tmp_path / "rows1.jsonl", ROWS)
+    (tmp_path / "rows2.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    (tmp_path / "rows3.jsonl").symlink_to(tmp_path / "rows1.jsonl")
+    for name in ("rows.jsonl", "rows2.jsonl"):
+        with pytest.raises(InvalidValue) as refused:
+            read_samples(tmp_path / name)
+        offered = str(refused.value).partition("; nearest: ")[2].split(", ")
+        assert sorted(offered) == [str(tmp_path / "rows1.jsonl"), str(tmp_path / "rows3.jsonl")]
+
+
 BROKEN = [
     (
         "a.jsonl",
@@ -78,6 +119,12 @@ BROKEN = [
     ("a.csv", b'text\n"a\n', "a.csv, line 2: not readable CSV"),
     ("a.csv", b"text,n\na,1\n\xff,2\n", "a.csv, line 3: text holds characters that are not Unicode text"),
     ("a.csv", b"text\n", "a.csv holds no row"),
+    (
+        "a.csv",
+        b"prompt;completion\na;b\nc;d;e\n",
+        "a.csv, line 3: more fields than the 2 that the first line names; put text that holds a semi",
+    ),
+    ("a.csv", b"prompt,text,prompt\na,b,c\n", "a.csv, line 1: names column 'prompt' twice, and one would be dropped; rename one"),
     ("a.csv", b"n,text\n1\n", "a.csv, line 2: no known column"),
     ("a.parquet", b"no parquet", "a.parquet: not readable after row 0"),
     ("a.bin", b"", "a.bin is not a kind of file that can be read; data is .jsonl, .json, .csv, .parquet, a folder"),

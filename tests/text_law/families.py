@@ -1,4 +1,4 @@
-"""Chat templates of sixteen families, in our own words, and tokenizers of six kinds, made here."""
+"""Chat templates of seventeen families, in our own words, and tokenizers of six kinds, made here."""
 
 import json
 from functools import cache
@@ -95,11 +95,24 @@ TOOLED = """{{- bos_token or '' }}{%- set ns = namespace(last=-1) %}
 {%- elif m.role == 'assistant' %}{{ ' ' + m.content + eos_token }}
 {%- else %}{{ raise_exception('only user, assistant and tool') }}{%- endif %}{%- endfor %}"""  # noqa: E501
 
+KEPT = THINKING.replace("{%- if not thought and '</think>' in said %}", "{%- if false %}")  # takes no thought out of content
+# content of models that see: a list of parts, and none of them text
+JOINED = "m.content | map(attribute='text') | join"
+PARTS = {
+    "every-part": CHATML.replace("m.content", f"({JOINED})"),
+    "first-part": CHATML.replace("m.content", "m.content[0]['text']"),
+    "parts-of-answers": CHATML.replace("m.content", f"(m.content if m.role == 'user' and m.content is string else {JOINED})"),
+}
+
+CLOSING = CHATML.replace("assistant\n' }}{%- endif %}", "assistant\n<think>\n\n</think>\n\n' }}{%- endif %}")  # of the prompt alone
+SPLITTING = CHATML.replace("m.content", "(m.content.split('</think>')[-1] if m.role == 'assistant' else m.content)")
+
 FAMILIES = {
     "chatml": CHATML,
     "thinking": THINKING,
     "closed-thought": CLOSED,
     "opened-thought": OPENED,
+    "closed-in-prompt": CLOSING,
     "channels": CHANNELS,
     "folded-system": FOLDED,
     "dated": DATED,

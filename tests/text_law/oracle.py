@@ -9,8 +9,12 @@ def turn(tokenizer, messages, i, tools=None):
     how = {"tools": tools} if tools else {}
     prompt = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True, **how)
     whole = tokenizer.apply_chat_template(messages[: i + 1], tokenize=False, **how)
-    opened = re.search(r"<(\w+)>\n\Z", prompt)
-    if not whole.startswith(prompt):
+    opened, closed = re.search(r"<(\w+)>\n\Z", prompt), re.search(r"<(\w+)>\n\n</\1>\n\n\Z", prompt)
+    if not whole.startswith(prompt) and closed:
+        before = prompt[: closed.start()]
+        assert whole.startswith(before)
+        whole = prompt + whole[len(before) :]
+    elif not whole.startswith(prompt):
         assert opened, "the families differ in nothing else"
         before = prompt[: opened.start()]
         assert whole.startswith(before)
@@ -24,14 +28,16 @@ def turn(tokenizer, messages, i, tools=None):
         rest = tokenizer(whole[len(prompt) :], add_special_tokens=False).input_ids if inside else answer
         if tokenizer.decode(served + rest) == tokenizer.decode(read.input_ids):
             given, answer = served, rest
-    stops = stop_set(tokenizer)
+    stops = stop_set(tokenizer, parts=isinstance(messages[i]["content"], list))
     at = next((k for k, token in enumerate(answer) if token in stops), None)
     answer = [*answer, tokenizer.eos_token_id] if at is None else answer[: at + 1]
     return given, answer
 
 
-def stop_set(tokenizer):
+def stop_set(tokenizer, *, parts=False):
     chat = [{"role": "user", "content": "asked"}, {"role": "assistant", "content": "answered"}]
+    if parts:
+        chat = [message | {"content": [{"type": "text", "text": message["content"]}]} for message in chat]
     after = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("answered")[2].strip()
     ended = re.match(r"<[^>]+>", after)
     token = tokenizer.convert_tokens_to_ids(ended[0]) if ended else None

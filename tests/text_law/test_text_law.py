@@ -1,6 +1,8 @@
-"""One law for text, for sixteen families of templates, six kinds of tokenizers and drawn texts, against transformers itself."""
+"""One law for text, for seventeen families of templates, six kinds of tokenizers and drawn texts, against transformers itself."""
 
 import copy
+import re
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -241,6 +243,131 @@ def test_a_dropped_message_is_refused_though_its_words_stand_elsewhere_in_the_ch
     assert not oracle.reaches(tokenizer, whole, place, "content")
     with pytest.raises(InvalidValue, match=f"does not write message {place + 1} .role '{messages[place]['role']}'"):
         encoded({"messages": whole}, tokenizer)
+
+
+@pytest.mark.parametrize("family", [*families.PARTS, "chatml"])
+def test_a_template_that_reads_content_in_parts_alone_is_given_parts_and_another_one_text(family):
+    tokenizer = copy.deepcopy(families.tokenizer("bytes"))
+    tokenizer.chat_template = (families.PARTS | FAMILIES)[family]
+
+    def as_read(messages):
+        if family == "chatml":
+            return messages
+        return [message | {"content": [{"type": "text", "text": message["content"]}]} for message in messages]
+
+    @settings(max_examples=20, deadline=None, database=None)
+    @given(CHATS, st.none() | WORDS)
+    def law(pairs, system):
+        messages = chat(pairs, system)
+        found = encoded({"messages": messages}, tokenizer)
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        assert [(list(e.prompt), list(e.answer)) for e in found] == [oracle.turn(tokenizer, as_read(messages), i) for i in turns]
+        assert [e.example.label.split() for e in found] == [messages[i]["content"].split() for i in turns]
+
+    law()
+
+
+THOUGHTS = st.text(alphabet=st.sampled_from("ab 2+=?.\n你🙂{'"), min_size=1, max_size=12).filter(
+    lambda text: text.strip() == text != ""
+)
+
+
+@pytest.mark.parametrize("kind", KINDS + SERVED)
+@pytest.mark.parametrize("template", ["THINKING", "KEPT"])
+def test_a_thought_in_content_is_learned_as_one_in_a_key_of_its_own(template, kind):
+    tokenizer = copy.deepcopy(families.tokenizer(kind))
+    tokenizer.chat_template = getattr(families, template)
+
+    @settings(max_examples=10, deadline=None, database=None)
+    @given(st.lists(st.tuples(WORDS, THOUGHTS | st.just(""), THOUGHTS), min_size=1, max_size=2))
+    def law(turns):
+        inside, apart = [], []
+        for asked, thought, said in turns:
+            user = {"role": "user", "content": asked}
+            inside += [user, {"role": "assistant", "content": f"<think>\n{thought}\n</think>\n\n{said}"}]
+            apart += [user, {"role": "assistant", "content": said, "reasoning_content": thought}]
+        found = encoded({"messages": inside}, tokenizer)
+        for e, i in zip(found, range(1, len(apart), 2), strict=True):
+            assert (list(e.prompt), list(e.answer)) == oracle.turn(tokenizer, apart, i)
+            assert tokenizer.decode(e.answer).count("<think>") == 1
+            assert e.example.label.split() == apart[i]["content"].split()
+
+    law()
+
+
+def test_a_thought_in_content_is_refused_where_the_template_writes_an_empty_one_and_takes_none():
+    tokenizer = prepared("closed-thought", "bytes")
+    thought = {"role": "assistant", "content": "<think>two and two</think>4"}
+    with pytest.raises(InvalidValue, match=r"row 1: message 2 \(role 'assistant'\) holds a thought, and .* an empty one before it"):
+        encoded({"messages": [ASKED, thought]}, tokenizer)
+    bold = {"role": "assistant", "content": "<b>two</b> and two"}  # no thought of this template
+    (e,) = encoded({"messages": [ASKED, bold]}, tokenizer)
+    assert (list(e.prompt), list(e.answer)) == oracle.turn(tokenizer, [ASKED, bold], 1)
+
+
+@pytest.mark.parametrize(
+    "template", ["THINKING", "KEPT", "CLOSED", "OPENED", "CLOSING", "SPLITTING", "CHATML", "CHANNELS", "FOLDED"]
+)
+def test_an_answer_with_any_tags_of_a_thought_is_learned_with_one_thought_or_refused(template):
+    tokenizer = copy.deepcopy(families.tokenizer("bytes"))
+    tokenizer.chat_template = getattr(families, template)
+    parts = st.sampled_from(["<think>", "</think>", "zq1", "zq2", "zq3", "\n"])
+
+    def learned_once(said):
+        (e,) = encoded({"messages": [ASKED, {"role": "assistant", "content": said}]}, tokenizer)
+        text = tokenizer.decode(e.answer)
+        opened = tokenizer.decode(e.prompt).rpartition("assistant")[2] + text
+        assert [text.count(word) for word in ("zq1", "zq2", "zq3")] == [said.count(word) for word in ("zq1", "zq2", "zq3")]
+        assert not re.search(r"<think>\s*(</think>\s*)?<think>", opened)
+        assert opened.count("</think>") <= 1
+
+    @settings(max_examples=30, deadline=None, database=None)
+    @given(st.lists(parts, min_size=1, max_size=5, unique=True).map(" ".join).filter(lambda text: "zq" in text))
+    def law(said):
+        with suppress(InvalidValue):
+            learned_once(said)
+
+    law()
+
+
+def test_what_a_template_leaves_out_of_an_answer_is_named():
+    tokenizer = copy.deepcopy(families.tokenizer("bytes"))
+    tokenizer.chat_template = families.SPLITTING
+    said = {"role": "assistant", "content": "<think>two and two</think>4"}
+    with pytest.raises(
+        InvalidValue, match=r"row 1: the tokenizer's chat template leaves out 'two' of message 2 \(role 'assistant'\)"
+    ):
+        encoded({"messages": [ASKED, said]}, tokenizer)
+
+
+@pytest.mark.parametrize("closed", ["<think>\n\n</think>\n\n", "<think></think>", "<|channel>thought\n<channel|>"])
+def test_a_thought_that_the_template_closes_in_the_prompt_alone_is_no_reason_to_refuse_an_answer_without_one(closed):
+    tokenizer = prepared("chatml", "bytes")
+    asking = tokenizer.chat_template.replace(
+        "assistant\n' }}{%- endif %}", f"assistant\n{closed}' }}}}{{%- endif %}}".replace("\n", "\\n")
+    )
+    tokenizer.chat_template = asking
+    (e,) = encoded({"messages": [ASKED, {"role": "assistant", "content": "4"}]}, tokenizer)
+    assert list(e.prompt) == tokenizer.apply_chat_template([ASKED], add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert tokenizer.decode(e.prompt).endswith(f"assistant\n{closed}")
+    assert tokenizer.decode(e.answer) == "4<|im_end|>"
+    thinking = asking.replace(
+        "m.content",
+        "('" + closed.replace("\n", "\\n").replace("</", "so</").replace("<c", "so<c") + "' if m.why else '') + m.content",
+    )
+    tokenizer.chat_template = thinking
+    with pytest.raises(
+        InvalidValue, match="row 1: .* ends a prompt with an empty thought, .* so this answer's would never be written"
+    ):
+        encoded({"messages": [ASKED, {"role": "assistant", "content": "4", "why": "so"}]}, tokenizer)
+
+
+@pytest.mark.parametrize("family", ["thinking", "opened-thought", "closed-thought"])
+def test_two_thoughts_of_one_message_are_refused(family):
+    tokenizer = prepared(family, "bytes")
+    both = {"role": "assistant", "content": "<think>two</think>4", "reasoning_content": "and two"}
+    with pytest.raises(InvalidValue, match="row 1: message 2 .* and 'reasoning_content' holds another; keep one of them"):
+        encoded({"messages": [ASKED, both]}, tokenizer)
 
 
 @pytest.mark.parametrize(("extra", "named"), [({"name": "zed"}, "'name'"), ({"tool_calls": CALL}, "'tool_calls'")])

@@ -8,11 +8,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from anchorlora.data.forms.base import SPEAKERS
-from anchorlora.data.templates import ANSWERED, Messages
+from anchorlora.data.templates import ANSWERED, THOUGHTS, Messages
 from anchorlora.errors import InvalidValue
 
 Write = Callable[..., str]  # what a chat template writes of messages, see `rendered`
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a message
 PLUMBING = frozenset({"id", "tool_call_id", "type", "index"})  # that tie calls to results, and hold no words
 
 
@@ -40,9 +39,10 @@ def refuse_dropped(
         role, last = message["role"], number == len(messages)
         if SPEAKERS.get(role, role) != role:
             raise InvalidValue(f"{place}: role {role!r} of message {number} is not known; call it {SPEAKERS[role]!r}")
-        words = str(message["content"]).strip()
+        words = every = str(message["content"]).strip()
         if role == "assistant":  # templates drop the thoughts of earlier turns, and write the last one's in their own way
             words = re.sub(r"\A\s*<(\w+)>.*?</\1>\s*", "", words, flags=re.DOTALL)
+            every = re.sub(r"</?\w+>", " ", every)
         at, length = _found(words, text, position)
         if at < 0 or role not in ("user", "assistant"):
             other = {**message, "content": f"{ANSWERED} {words}"}
@@ -50,6 +50,13 @@ def refuse_dropped(
                 raise InvalidValue(
                     f"{place}: the tokenizer's chat template does not write message {number} (role {role!r}); "
                     "change its role, or take it out"
+                )
+        if last or role != "assistant":
+            lost = _missing(every, text, position if role == "assistant" else 0)
+            if lost:
+                raise InvalidValue(
+                    f"{place}: the tokenizer's chat template leaves out {lost!r:.40} of message {number} (role {role!r}); take it "
+                    "out, or give the rendered text as prompt and completion"
                 )
         position = max(position, at + length)
         if number - 1 in learned:
@@ -73,6 +80,18 @@ def refuse_dropped(
             f"{place}: tools would not be learned: the tokenizer's chat template does not write them; take them out, or give the "
             "rendered text as prompt and completion"
         )
+
+
+def _missing(words: str, text: str, position: int) -> str | None:
+    """The first word that a text does not hold, in their order, from a place on; None where it holds them all."""
+    if _found(words.strip(), text, position)[0] >= 0:
+        return None
+    for word in words.split():
+        at, length = _found(word, text, position)
+        if at < 0:
+            return word
+        position = at + length
+    return None
 
 
 def _found(words: str, text: str, position: int) -> tuple[int, int]:

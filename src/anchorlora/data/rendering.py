@@ -19,13 +19,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from anchorlora.data.dropped import THOUGHTS, Write, refuse_dropped
+from anchorlora.data.dropped import Write, refuse_dropped
 from anchorlora.data.prompts import Encoder
 from anchorlora.data.samples import Example, Sample
-from anchorlora.data.templates import ANSWERED, ASKED, Messages, rendered
+from anchorlora.data.templates import ANSWERED, ASKED, THOUGHTS, Messages, rendered, thought_key
 from anchorlora.errors import InvalidValue
 
 OPENED = re.compile(r"<(\w+)>\s*\Z")  # a thought that the template opens in the prompt
+THOUGHT = re.compile(r"\s*<(\w+)>(.*?)</\1>(.*)\Z", re.DOTALL)  # before an answer's words
+EMPTY = re.compile(r"(<(\w+)>\s*</\2>|(<\|(\w+)>)\w*\s*<\4\|>)\s*\Z")  # one that it closes there at once
 CLOSED = re.compile(r"</\w+>\s*\Z")
 # where the answer's first token begins within the prompt: what it is, and what to do
 SPLIT = {
@@ -60,9 +62,10 @@ def chat_ids(sample: Sample, tokenizer: Any, *, answering: bool = False) -> list
     """Return the tokens of a chat, as the tokenizer's chat template renders it."""
     assert not isinstance(sample.content, str)
     write = partial(rendered, sample.place, tokenizer=tokenizer, tools=sample.tools)
-    text = write(sample.content, asking=answering)
-    whole = write(sample.content) if answering else text
-    refuse_dropped(sample.place, sample.content, text, write, sample.tools, whole=whole)
+    messages = _apart(sample.place, sample.content, tokenizer)
+    text = write(messages, asking=answering)
+    whole = write(messages) if answering else text
+    refuse_dropped(sample.place, messages, text, write, sample.tools, whole=whole)
     return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
 
@@ -71,10 +74,14 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
     place, tokenizer, stops = example.place, encoder.tokenizer, encoder.stops
     reply = example.reply or {"role": "assistant", "content": example.label}
     messages = [*example.messages, reply]
+    if not example.continued:
+        messages = _apart(place, messages, tokenizer)
+    *before, reply = messages
     write = partial(rendered, place, tokenizer=tokenizer, tools=example.tools)
-    prompt, whole, content = write(example.messages, asking=True), write(messages), str(reply["content"])
+    prompt, whole, content = write(before, asking=True), write(messages), str(reply["content"])
     text, prompt = _joined(place, prompt, whole, reply)
     boundary = len(prompt)
+    _refuse_second_thought(f"{place}: message {len(messages)} (role 'assistant')", text, boundary)
     start = _start(write, text, boundary, _words(content, tokenizer), messages)
     refuse_dropped(place, messages, text, write, example.tools, whole=whole, learned=example.learned)
     if example.continued:
@@ -89,7 +96,7 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
     answer = _stopped(place, read.ids[first:], encoder)
     lead = _decoded(tokenizer, read.ids[first : _first_after(read.offsets, start)])
     too_long = len(read.ids) > encoder.max_tokens
-    head = _first_after(read.offsets, _head(write, text, example.messages)) if too_long else 0
+    head = _first_after(read.offsets, _head(write, text, before)) if too_long else 0
     label = without_lead(_decoded(tokenizer, answer[:-1] if answer[-1] in stops else answer), lead)
     unknown = read.unknown(first + len(answer), own=reply)
     return Turn(text[:boundary], tuple(read.ids[:first]), answer, head, lead.strip(), label, unknown, split)
@@ -138,12 +145,52 @@ def _joined(place: str, prompt: str, whole: str, reply: Mapping[str, Any]) -> tu
         given = next((str(reply[key]) for key in THOUGHTS if reply.get(key)), inline[1] if inline else "")
         thought = f"{given.strip()}\n" if given.strip() or not prompt.endswith("\n") else ""  # closed at once, on a line of its own
         return f"{prompt}{thought}</{tag}>\n\n{rest.lstrip()}", prompt
+    closed = EMPTY.search(prompt)
+    if closed and whole.startswith(prompt[: closed.start()]):
+        rest = whole[closed.start() :]
+        if not rest.startswith(closed[3] or f"<{closed[2]}>"):
+            return prompt + rest, prompt
+        raise InvalidValue(
+            f"{place}: the tokenizer's chat template ends a prompt with an empty thought, {closed[0].strip()!r}, so this answer's "
+            "would never be written; take it out, or give a template that leaves the thought to the model"
+        )
     if whole.startswith(prompt.rstrip()):  # a blank that the template writes for the model alone
         return prompt + whole[len(prompt.rstrip()) :].lstrip(), prompt
     raise InvalidValue(
         f"{place}: the tokenizer's chat template ends a prompt with {prompt[-40:]!r}, which it does not write before an answer, "
         "so the model would not be trained on what it is asked; give a template that writes both alike"
     )
+
+
+def _refuse_second_thought(where: str, text: str, boundary: int) -> None:
+    """Refuse an answer that thinks after the empty thought that the template writes."""
+    begun = EMPTY.search(text, 0, boundary) or OPENED.search(text, 0, boundary)
+    answer = text[begun.start() if begun else boundary :]
+    empty = re.match(r"\s*<(\w+)>\s*</\1>\s*", answer)
+    if empty and (answer.startswith(f"<{empty[1]}>", empty.end()) or f"</{empty[1]}>" in answer[empty.end() :]):
+        raise InvalidValue(
+            f"{where} holds a thought, and the tokenizer's chat template writes an empty one before it; begin the message with "
+            f"<{empty[1]}>..</{empty[1]}>, put the thought into {THOUGHTS[0]!r}, or give the rendered text as prompt and completion"
+        )
+
+
+def _apart(place: str, messages: Messages, tokenizer: Any) -> list[Mapping[str, Any]]:
+    """Messages whose thoughts stand in a key of their own, where the template writes a thought before one in `content`."""
+    apart, template = list(messages), str(tokenizer.chat_template)
+    for i, message in enumerate(messages):
+        parts = THOUGHT.match(str(message["content"])) if message["role"] == "assistant" else None
+        if not parts or not re.search(f"</?{parts[1]}>", template):
+            continue
+        given = next((key for key in THOUGHTS if message.get(key)), None)
+        if given is not None:
+            raise InvalidValue(
+                f"{place}: message {i + 1} (role 'assistant') begins with a thought in <{parts[1]}>, and {given!r} holds another; "
+                "keep one of them"
+            )
+        key = thought_key(tokenizer, template, parts[1])
+        if key:
+            apart[i] = {**message, key: parts[2].strip("\n"), "content": parts[3].lstrip("\n")}
+    return apart
 
 
 def _words(content: str, tokenizer: Any) -> str:

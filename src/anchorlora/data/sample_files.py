@@ -16,10 +16,13 @@ from anchorlora.data.rows import iterated, samples_of
 from anchorlora.data.samples import Sample
 from anchorlora.errors import InvalidValue, message_of
 from anchorlora.paths import expanded, nearest
+from anchorlora.store.json import Unreadable, distinct
 
 Rows = Iterator[tuple[str, Any]]
 KINDS = ".jsonl, .json, .csv, .parquet, a folder that datasets' save_to_disk wrote, or ORG/NAME:SPLIT of the hub"
 LARGEST_ROWS = 2**42  # bytes of a file of rows, which is never read whole
+SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab"}
+ROW = json.JSONDecoder(object_pairs_hook=distinct)
 HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*):([\w.-]+)")  # a file's name may hold a colon, but is found first
 
 
@@ -60,7 +63,12 @@ def rows_in(place: str) -> Rows:
         return _saved_dataset(path)
     if not path.is_file():
         raise InvalidValue(f"there is no file {path}; data is {KINDS}{nearest(path, files=True)}")
-    readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}
+    readers = {
+        **dict.fromkeys((".jsonl", ".ndjson"), _json_lines),
+        **dict.fromkeys((".csv", ".tsv"), _csv),
+        ".json": _json,
+        ".parquet": _parquet,
+    }
     if path.suffix.lower() not in readers:
         raise InvalidValue(f"{path} is not a kind of file that can be read; data is {KINDS}")
     return readers[path.suffix.lower()](path)
@@ -84,9 +92,11 @@ def _json(path: Path) -> Rows:
 
 def _parsed(place: str, content: bytes) -> Any:
     try:
-        return json.loads(content.decode("utf-8-sig"))
+        return ROW.decode(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise InvalidValue(f"{place}: not UTF-8; save the file as UTF-8") from None
+    except Unreadable as error:
+        raise InvalidValue(f"{place}: {error}, and one of them would be dropped; keep one") from None
     except json.JSONDecodeError as error:
         where = f", line {error.lineno}" if b"\n" in content.strip() else ""
         reason = f"not complete JSON{where}: {error.msg} at character {error.colno}"
@@ -98,17 +108,27 @@ def _parsed(place: str, content: bytes) -> Any:
 
 
 def _csv(path: Path) -> Rows:
+    """Rows of a file whose first line names the columns, separated by commas; or by semicolons or tabs, where it has no comma."""
     with path.open(
         encoding="utf-8-sig", errors="surrogateescape", newline=""
     ) as file:  # bytes that are not UTF-8 are refused with their row
-        reader = csv.DictReader(file, strict=True)
-        line = 1
+        line = 0
         try:
+            first = file.readline()
+            columns = {mark: len(next(csv.reader([first], delimiter=mark), ())) for mark in SEPARATORS}
+            mark = "," if columns[","] > 1 else max(columns, key=lambda each: columns[each])
+            file.seek(0)
+            reader = csv.DictReader(file, delimiter=mark, strict=True)
+            names = list(map(str, reader.fieldnames or ()))
+            line = reader.line_num
+            twice = next((name for name in names if name and names.count(name) > 1), None)
+            if twice is not None:
+                raise InvalidValue(f"{path}, line 1: names column {twice!r:.40} twice, and one would be dropped; rename one")
             for row in reader:
                 if None in row:
                     raise InvalidValue(
                         f"{path}, line {line + 1}: more fields than the {len(row) - 1} that the first line names; put text "
-                        "that holds a comma into quotes, or save the rows as JSON Lines"
+                        f"that holds a {SEPARATORS[mark]} into quotes, or save the rows as JSON Lines"
                     )
                 yield f"{path}, line {line + 1}", {str(name): value for name, value in row.items()}
                 line = reader.line_num

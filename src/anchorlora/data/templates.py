@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -17,6 +18,7 @@ from anchorlora.errors import InvalidValue, message_of
 Messages = Sequence[Mapping[str, Any]]
 ASKED, ANSWERED = "anchorlorawouldask", "anchorlorawouldanswer"  # words that no template writes
 SECONDS, LARGEST = 20.0, 2**24  # that a template may take for one chat, and characters that it may write
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a message
 CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 
 
@@ -35,7 +37,8 @@ def rendered(
         how["chat_template"] = _dated(tokenizer.get_chat_template(tools=list(tools) or None), clock)
 
     def write() -> Any:
-        return tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=asking, **how)
+        as_read = _in_parts if _reads_parts(tokenizer, str(tokenizer.chat_template)) else dict
+        return tokenizer.apply_chat_template([*map(as_read, messages)], tokenize=False, add_generation_prompt=asking, **how)
 
     try:
         text = _within(SECONDS, write)
@@ -50,6 +53,45 @@ def rendered(
             f"{place}: the tokenizer's chat template adds characters that are not Unicode text; fetch the tokenizer again"
         )
     return str(text)
+
+
+@lru_cache(maxsize=4)
+def _reads_parts(tokenizer: Any, template: str) -> bool:
+    """Whether a template writes content that is a list of parts, and none that is text, as some of models that see."""
+
+    def writes(as_read: Callable[[Mapping[str, Any]], dict[str, Any]]) -> bool:
+        chat = [as_read({"role": "user", "content": ASKED}), as_read({"role": "assistant", "content": ANSWERED})]
+        try:
+            text = str(tokenizer.apply_chat_template(chat, tokenize=False))
+        except Exception:  # a template is a program of its own and raises what it likes
+            return False
+        return ASKED in text and ANSWERED in text
+
+    return not writes(dict) and writes(_in_parts)
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+@lru_cache(maxsize=4)
+def thought_key(tokenizer: Any, template: str, tag: str) -> str:
+    """Return the key from which a template takes a thought, where it writes one of its own before one in `content`; else ""."""
+    thought = "anchorlorawouldthink"
+
+    def written(content: str, **thoughts: str) -> str:
+        try:
+            return rendered(
+                "", [{"role": "user", "content": ASKED}, {"role": "assistant", "content": content, **thoughts}], tokenizer
+            )
+        except InvalidValue:
+            return ""
+
+    inside = written(f"<{tag}>\n{thought}\n</{tag}>\n\n{ANSWERED}")
+    if not re.search(rf"<{tag}>\s*(</{tag}>\s*)?<{tag}>\s*{thought}", inside):
+        return ""
+    once = rf"<{tag}>\s*{thought}\s*</{tag}>\s*{ANSWERED}"
+    return next((key for key in THOUGHTS if re.search(once, written(ANSWERED, **{key: thought}))), "")
 
 
 def _dated(template: str, clock: datetime) -> str:

@@ -147,7 +147,8 @@ def _refuse(name: str) -> Any:
     raise Unreadable(f"holds {name}, which is not a number")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of an object, of which no two have one key."""
     out = dict(pairs)
     if len(out) != len(pairs):
         names = [name for name, _ in pairs]
@@ -156,7 +157,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-STRICT = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_once)  # making one takes longer than a line
+STRICT = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=distinct)  # making one takes longer than a line
 
 
 def _values(part: dict[Any, Any]) -> Iterable[Any]:
