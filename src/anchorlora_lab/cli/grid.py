@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anchorlora.cli.console import example, out
+from anchorlora.cli.console import example, out, path_option
 from anchorlora.cli.dry_run import expected, flops_option
 from anchorlora.cli.options import Conduct, recipe_argument
 from anchorlora.errors import InvalidValue, UnknownName
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 )
 @seeds
 @click.option("--models", help="Comma-separated base models, to compare several.")
-@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for all run directories.")
-@click.option("--selection", "manifests", multiple=True, type=click.Path(path_type=Path), help="A selection.json; may be repeated.")
+@path_option("--out", "to", required=True, help="The folder for all run directories.")
+@path_option("--selection", "manifests", multiple=True, help="A selection.json; may be repeated.")
 @study_options
 @click.option("--dry-run", is_flag=True, help="List all runs, mark the missing ones, and print the expected time; write nothing.")
 @click.option("--list", "to_list", is_flag=True, help="Print the command of each missing run, one a line; start nothing.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anchorlora.cli.console import example, out
+from anchorlora.cli.console import example, out, path_option
 from anchorlora.cli.options import Conduct, recipe_argument
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     help="Number of recorded points, both ends included.",
 )
 @click.option("--layers", is_flag=True, help="Also record every layer.")
-@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for all traced runs.")
+@path_option("--out", "to", required=True, help="The folder for all traced runs.")
 @study_options
 def trace(
     methods: str | None,
