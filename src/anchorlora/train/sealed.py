@@ -84,7 +84,7 @@ def _hashes(request: SkillRequest) -> dict[str, str]:
         except FileNotFoundError:
             raise InvalidValue(f"{file} went away while it was read; put it back, and give the same command") from None
     base = request.base_model
-    commit = commit_of(base, folder=embedded.folder(base.model or "", "base_model"))
+    commit = commit_of(base)
     return found | ({str(base.model): commit} if commit else {})
 
 

@@ -29,7 +29,6 @@ from typing import Any
 
 from torch import Tensor
 
-from anchorlora import embedded
 from anchorlora.adapters import read_adapter
 from anchorlora.config import Recipe
 from anchorlora.constraints import AnswerSensitivity
@@ -100,10 +99,7 @@ def before(
     kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns, unfit)]
     say(f"loading {request.base_model.model}")
     adapted, tokenizer = session.adapted(request.adapter, targets=request.targets or ALL_LINEAR), session.tokenizer
-    note = template_note(
-        request.base_model, tokenizer, request.adapter, folder=embedded.folder(request.base_model.model or "", "base_model")
-    )
-    if note:
+    if note := template_note(request.base_model, tokenizer, request.adapter):
         say(note)
     room, device = session.room(recipe.training.max_tokens), session.loaded.device
     checkpointing = checkpoints(request, session)
@@ -342,8 +338,7 @@ def checkpoints(request: SkillRequest, session: Session) -> bool:
     recipe = default_recipe().model_copy(update={"base_model": request.base_model})
     adapter = recipe.adapter.model_copy(update={"targets": targets if isinstance(targets, str) else tuple(targets)})
     recipe = recipe.model_copy(update={"adapter": adapter}).changed(request.settings)
-    folder = embedded.folder(request.base_model.model or "", "base_model")
-    return needs_checkpointing(recipe, session.loaded.device, folder=folder)
+    return needs_checkpointing(recipe, session.loaded.device)
 
 
 def change_on(

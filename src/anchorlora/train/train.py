@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anchorlora import embedded
 from anchorlora.adapters import read_adapter
 from anchorlora.config import Recipe, differences, explained
 from anchorlora.continual.callback import RunCallback, Tell, telling
@@ -259,14 +258,14 @@ def _settled(request: SkillRequest, out: Path) -> SkillRequest:
     with the numbers of the skill before, where the method is the same.
     """
     base, file, past = request.base_model, out / SKILL / REQUEST, _past(request)
-    known, folder = _read(file).base_model if file.exists() else None, embedded.folder(base.model or "", "base_model")
+    known = _read(file).base_model if file.exists() else None
     date, revision = base.date, base.revision
     if revision is None and base.trust_remote_code is None:
-        revision = known.revision if known else (past and past.base_model.revision) or commit_of(base, folder=folder)
+        revision = known.revision if known else (past and past.base_model.revision) or commit_of(base)
     base = base.model_copy(update={"revision": revision})
     if date is None and known is not None:
         date = known.date
-    elif date is None and reads_clock(tokenizer_of(base, folder=folder, adapter=request.adapter)):
+    elif date is None and reads_clock(tokenizer_of(base, adapter=request.adapter)):
         date = now()[:10]
     numbers = past.numbers if past and past.method == request.method else {}
     base = base.model_copy(update={"date": date})
@@ -320,7 +319,7 @@ def _claim(request: SkillRequest, out: Path, tell: Tell) -> None:
 def _counted(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, done, total: None) -> list[dict[str, Any]]:
     """Count the rows of each source of text; refuse rows and own texts that the tokenizer alone shows to be impossible."""
     base, room = request.base_model, default_recipe().changed(request.settings).training.max_tokens
-    tokenizer = tokenizer_of(base, folder=embedded.folder(base.model or "", "base_model"), adapter=request.adapter)
+    tokenizer = tokenizer_of(base, adapter=request.adapter)
     name, encoder = request.name, Encoder(tokenizer, max_tokens=room)
     for split in ("test", "train"):
         next(iter(files.examples(name, split)))
@@ -328,7 +327,7 @@ def _counted(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, 
         refuse_deaf(tokenizer)
     if SELF in request.keep:
         tokens = most_tokens(tokenizer, chat=bool(tokenizer.chat_template) and base.chat_template is None, room=room)
-        refuse_too_large(base, folder=embedded.folder(base.model or "", "base_model"), tokens=tokens)
+        refuse_too_large(base, tokens=tokens)
     source, held = files.sources[name], files.held_out(name)
     rows = []
     for place, use in ((source.train, "learned"), (source.test, "tested")):
@@ -435,8 +434,7 @@ def _publish(out: Path, request: SkillRequest) -> None:
     with new_folder(RunFolder(out).adapter) as temporary:
         for file in made.iterdir():
             (temporary / file.name).write_bytes(file.read_bytes())
-        folder = embedded.folder(request.base_model.model or "", "base_model")
-        tokenizer_of(request.base_model, folder=folder, adapter=request.adapter).save_pretrained(temporary)
+        tokenizer_of(request.base_model, adapter=request.adapter).save_pretrained(temporary)
 
 
 def _predictions(run: Path, name: str) -> list[dict[str, Any]]:

@@ -20,7 +20,6 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from anchorlora import embedded
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.config import BaseModelSettings
 from anchorlora.constraints import AnswerSensitivity
@@ -65,7 +64,7 @@ class Subject:
     def of(cls, name: str, folder: Path) -> Subject:
         """Load a model by name or folder, in float32 on the CPU."""
         settings = BaseModelSettings(model=name, dtype="float32", device="cpu", threads=1)
-        return cls(load_base_model(settings, folder=embedded.folder(name, "base_model")), folder)
+        return cls(load_base_model(settings), folder)
 
     def __post_init__(self) -> None:
         self.device, self.tokenizer = self.loaded.device, self.loaded.tokenizer
