@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,14 +34,10 @@ if TYPE_CHECKING:
 def export(
     folder: Path,
     to: Path,
-    form: str,
-    rank: int | None,
-    scale: float,
-    dtype: str | None,
     model: str | None,
-    trust_remote_code: str | None,
     repo: str | None,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     """Export an adapter, ready to serve or publish.
 
@@ -61,7 +57,7 @@ def export(
     from anchorlora.pages.card import card
 
     logging.disable_progress_bar()
-    request = Request(form, rank, dtype, trust_remote_code, scale)  # type: ignore[arg-type]
+    request = Request(**asked)
     if repo is not None:
         refuse_unnamed(repo)
     with stopping_at_once():
