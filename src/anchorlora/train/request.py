@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from anchorlora.adapters import read_adapter
 from anchorlora.config import (
@@ -29,7 +29,6 @@ from anchorlora.config import (
     TaskName,
     TaskSettings,
     Training,
-    explained,
 )
 from anchorlora.data.sample_files import HUB
 from anchorlora.data.sources import TextTaskSettings
@@ -48,28 +47,16 @@ UNREAD = "unread.jsonl"  # rows of a skill, of which a later one reads what answ
 OLD_TEXT = "old_text.jsonl"  # rows of what is kept that are trained on again, in the same folders
 FROM_TEXT = ("sensitivity/",)  # what can be remembered of text
 # fields of a recipe that have a place of their own on the command line
+OPTIONS = ("data", "targets", "name", "seed", "test", "columns", "keep", "after", "adapter", "method", "compare", "budget")
 INSTEAD = {
+    **{name: f"--{name}" for name in OPTIONS},
+    **dict.fromkeys(("old_cores", "old_memory", "old_text"), "--keep or --after"),
     "model": "the MODEL argument",
-    "data": "--data",
     "orders": "--data and --name",
     "old_adapter": "--adapter or --after",
-    "old_cores": "--keep or --after",
-    "old_memory": "--keep or --after",
-    "old_text": "--keep or --after",
-    "targets": "--targets",
-    "name": "--name",
-    "seed": "--seed",
-    "test": "--test",
-    "columns": "--columns",
     "keep_columns": "--keep-columns",
     "metrics": "--metric",
-    "keep": "--keep",
-    "after": "--after",
-    "adapter": "--adapter",
     "own": "--self-texts",
-    "method": "--method",
-    "compare": "--compare",
-    "budget": "--budget",
 }
 
 
@@ -213,10 +200,7 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     title = shown(str(fields.get("name", "")) or stem_of(str(fields["data"])))
     fields["name"] = title if is_name(title) else named(title)
     fields["title"] = None if title == fields["name"] else f"{title:.100}"
-    try:
-        return SkillRequest.model_validate(fields | {"method": how.name})
-    except ValidationError as error:
-        raise explained(error, "train") from None
+    return SkillRequest.read(fields | {"method": how.name}, "train")
 
 
 def _remembered(place: Any) -> bool:

@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from anchorlora import embedded
-from anchorlora.config import differences, explained
+from anchorlora.config import differences
 from anchorlora.data.sources import TextTaskList
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import commit_of, tokenizer_of
@@ -50,10 +48,7 @@ STAGES = ("before", "after", "unprotected/skill/after")  # in skill/, each with 
 
 def request_in(file: Path) -> SkillRequest:
     """Return the request that a skill was begun with."""
-    try:
-        return SkillRequest.model_validate(load_yaml(file))
-    except ValidationError as error:
-        raise explained(error, str(file)) from None
+    return SkillRequest.read(load_yaml(file), str(file))
 
 
 def settled(request: SkillRequest, out: Path) -> SkillRequest:
