@@ -23,7 +23,7 @@ from torch import Tensor
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.config import BaseModelSettings
 from anchorlora.constraints import AnswerSensitivity
-from anchorlora.constraints.base import ActiveConstraint
+from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.continual.batches import MicroBatch, Window, loss_named, micro_batch, packed_row, rows_of, windows
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.learn import Learner, Rules, learning
@@ -229,7 +229,7 @@ def made_once(path: Path, write: Callable[[], None]) -> float:
 
 
 @dataclass(frozen=True)
-class OwnTextDivergence:
+class OwnTextDivergence(ProtectsPast):
     """Add the KL divergence of the model before to the model, per token, on chats that it wrote: one chat for each new example."""
 
     subject: Subject
@@ -241,10 +241,6 @@ class OwnTextDivergence:
     def begin_task(self, anchor: Any) -> ActiveConstraint:
         """Begin with the first chat."""
         return _Diverging(self)
-
-    def end_task(self, anchor: Any) -> dict[str, Tensor]:
-        """Return nothing."""
-        return {}
 
 
 class _Diverging(ActiveConstraint):
