@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from anchorlora.cli.console import count_option, example, fitted, out, path_option
 from anchorlora.cli.signals import stopping_at_once
-from anchorlora.store.export import FORMS
+from anchorlora.store.export import FORMS, Export
 from anchorlora.text import shown
-
-if TYPE_CHECKING:
-    from anchorlora.store.export import Export
 
 
 @click.command(epilog=example("anchorlora export runs/new --out out/adapter"))

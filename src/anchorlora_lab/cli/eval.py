@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,11 +14,7 @@ from anchorlora.cli.options import ReadsRows
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import Failed, InvalidValue
 from anchorlora.text import shown
-from anchorlora_lab.suites.evaluation import PROMPTS
-
-if TYPE_CHECKING:
-    from anchorlora_lab.suites.evaluation import Evaluation, Flips, Score, TaskChange
-
+from anchorlora_lab.suites.evaluation import PROMPTS, Evaluation, Flips, Score, TaskChange
 
 WORST = 5  # parts, and prompts, that are listed
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from anchorlora.cli.console import example, out, path_option
 from anchorlora.cli.dry_run import expected, flops_option
 from anchorlora.cli.options import Conduct, recipe_argument
+from anchorlora.config import Recipe
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora_lab.cli.engines import EngineOptions, listed, seeds, seeds_of, study_options
-
-if TYPE_CHECKING:
-    from anchorlora.config import Recipe
 
 
 @click.command(epilog=example("anchorlora grid mini --methods seq-lora,sfor --out runs/grid"))

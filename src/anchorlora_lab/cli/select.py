@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from anchorlora.cli.console import example, out, path_option
 from anchorlora.cli.options import Conduct, methods_beginning, recipe_argument
+from anchorlora.config import Recipe
 from anchorlora.errors import Failed, InvalidValue
 from anchorlora_lab.cli.engines import EngineOptions, study_options
-
-if TYPE_CHECKING:
-    from anchorlora.config import Recipe
 
 
 @click.command(epilog=example("anchorlora select mini --method o-lora --out runs/selected"))
