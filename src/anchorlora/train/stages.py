@@ -346,9 +346,7 @@ def checkpoints(request: SkillRequest, session: Session) -> bool:
     return needs_checkpointing(recipe, session.loaded.device)
 
 
-def change_on(
-    data: str | Path, before: Path, after: Path, *, model: str | None = None, columns: str | None = None
-) -> dict[str, Any]:
+def change_on(data: str | Path, before: Path, after: Path, *, model: str | None = None) -> dict[str, Any]:
     """Return loss and primary metric on data, with one adapter and with another of the same base model."""
     from anchorlora.store.artifact import artifact_in
 
@@ -357,7 +355,7 @@ def change_on(
     if settings.model is None:
         raise InvalidValue(f"{after} names no base model; give it with --model")
     place = str(data)
-    files = TextFiles({"data": TextSource(place, test=place, columns=columns)})
+    files = TextFiles({"data": TextSource(place, test=place)})
     files.task("data")  # what cannot be read is refused before the model is loaded
     found = []
     for adapter in (None if then.kind == "model" else then.adapter, now.adapter):

@@ -149,10 +149,10 @@ class Subject:
             batch = self.row(group)
             yield batch, self.logits(batch).log_softmax(-1)
 
-    def answers(self, prompts: Sequence[str], *, max_new_tokens: int, batch: int = 24) -> list[str]:
+    def answers(self, prompts: Sequence[str], *, max_new_tokens: int) -> list[str]:
         """Return greedy answers."""
         packed = self.unpacked is None
-        scorer = Scorer(self.model, self.tokenizer, max_new_tokens, batch, self.device, share_prefix=False, packed=packed)
+        scorer = Scorer(self.model, self.tokenizer, max_new_tokens, 24, self.device, share_prefix=False, packed=packed)
         return [text.strip() for text in scorer.texts([self.prompt(text) for text in prompts])]
 
     def losses(self, examples: Sequence[Encoded]) -> ExampleLosses:
