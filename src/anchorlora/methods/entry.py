@@ -1,7 +1,4 @@
-"""The catalog's entry of a method, besides its parts: what it is, when to take it, its place in tables and figures.
-
-`catalog.json` has the entries of our methods.
-"""
+"""The catalog's entry of a method, besides its parts: what it is, when to take it, its place in tables and figures."""
 
 from __future__ import annotations
 
@@ -72,5 +69,5 @@ class CatalogEntry:
 
 
 def read_entries() -> dict[str, CatalogEntry]:
-    """Return the entries of our methods, by name."""
+    """Return the entries of our methods, by name, as `catalog.json` has them."""
     return TypeAdapter(dict[str, CatalogEntry]).validate_json(Path(__file__).with_name("catalog.json").read_bytes())

@@ -1,6 +1,4 @@
-"""Render the verdict on a skill as one HTML page, from its JSON and what its directory shows: what became of it first, answers,
-then the evidence.
-"""
+"""Render the verdict on a skill as one HTML page: what became of it first, answers, then the evidence."""
 
 from __future__ import annotations
 
