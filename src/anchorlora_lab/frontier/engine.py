@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -309,14 +309,9 @@ def train(
     steps = -(-len(examples) // WINDOW)
     orders = torch.Generator().manual_seed(seed)
 
-    def rehearsed(epoch: int) -> Callable[[int, int], Sequence[Encoded]]:
+    def rehearsed(done: int, start: int, end: int) -> Sequence[Encoded]:
         share, rows = mixed
-        done = epoch * len(examples)
-
-        def several(start: int, end: int) -> Sequence[Encoded]:
-            return [rows[i % len(rows)] for i in range(int(share * (done + start)), int(share * (done + end)))]
-
-        return several
+        return [rows[i % len(rows)] for i in range(int(share * (done + start)), int(share * (done + end)))]
 
     def all_windows() -> Iterator[Window]:
         for epoch in range(epochs):
@@ -327,7 +322,7 @@ def train(
                 size=WINDOW,
                 micro=WINDOW,
                 pad=subject.pad,
-                rehearsed=rehearsed(epoch),
+                rehearsed=partial(rehearsed, epoch * len(examples)),
                 row_tokens=ROW_TOKENS if subject.unpacked is None else None,
             )
 
