@@ -125,7 +125,7 @@ def sequence(order: tuple[str, ...], seed: int, *, project: bool) -> dict:
     recipe, data_folder = mini(), folder("embedded:mini", "data")
     assert data_folder is not None
     t, e = recipe.training, recipe.evaluation
-    base = load_base_model(recipe.base_model, folder=folder("embedded:mini", "base_model"))
+    base = load_base_model(recipe.base_model)
     data = TaskData.of(Benchmark(data_folder), Encoder(base.tokenizer, max_tokens=t.max_tokens), recipe.tasks, order, seed)
     pad, plain, accuracy, stored = base.tokenizer.pad_token_id, base.model, [], 0
     for number, name in enumerate(order, 1):

@@ -29,7 +29,7 @@ PAGES = Path(__file__).parents[1] / "docs"
 
 def chat_model() -> LoadedModel:
     name = os.environ.get("ANCHORLORA_CHAT_MODEL")
-    return load_base_model(base_model_of("the model", model=name, device="cpu"), folder=None) if name else base_model()
+    return load_base_model(base_model_of("the model", model=name, device="cpu")) if name else base_model()
 
 
 def encoding(rows: int = 1000) -> None:

@@ -32,7 +32,7 @@ HARD = (RoutingOverlap(0.5), Retract("A"), ProjectGradient("A"), ProjectDisplace
 
 
 def base_model():
-    return load_base_model(mini().base_model, folder=embedded.folder("embedded:mini", "base_model"))
+    return load_base_model(mini().base_model)
 
 
 def window(tokenizer, *, micro: int) -> Window:

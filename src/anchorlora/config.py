@@ -27,33 +27,23 @@ Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, le=10**9)]
 ALL_LINEAR = "all-linear"
-# what other trainers call a field -> the field
-FOREIGN = {
-    "lr": "learning_rate",
-    "batch_size": "window",
-    "train_batch_size": "window",
-    "gradient_accumulation_steps": "window",
-    "per_device_train_batch_size": "micro_batch",
-    "micro_batch_size": "micro_batch",
-    "r": "rank",
-    "lora_r": "rank",
-    "lora_rank": "rank",
-    "lora_alpha": "alpha",
-    "lora_dropout": "dropout",
-    "target_modules": "targets",
-    "lora_target": "targets",
-    "all_linear": "targets",
-    "num_epochs": "epochs",
-    "num_train_epochs": "epochs",
-    "max_length": "max_tokens",
-    "max_seq_length": "max_tokens",
-    "max_seq_len": "max_tokens",
-    "model_max_length": "max_tokens",
-    "cutoff_len": "max_tokens",
-    "sequence_len": "max_tokens",
-    "warmup_ratio": "warmup",
-    "lr_scheduler_type": "schedule",
-    "max_grad_norm": "clip_norm",
+FOREIGN = {  # what other trainers call a field -> the field
+    foreign: field
+    for field, names in {
+        "learning_rate": "lr",
+        "window": "batch_size train_batch_size gradient_accumulation_steps",
+        "micro_batch": "per_device_train_batch_size micro_batch_size",
+        "rank": "r lora_r lora_rank",
+        "alpha": "lora_alpha",
+        "dropout": "lora_dropout",
+        "targets": "target_modules lora_target all_linear",
+        "epochs": "num_epochs num_train_epochs",
+        "max_tokens": "max_length max_seq_length max_seq_len model_max_length cutoff_len sequence_len",
+        "warmup": "warmup_ratio",
+        "schedule": "lr_scheduler_type",
+        "clip_norm": "max_grad_norm",
+    }.items()
+    for foreign in names.split()
 }
 
 

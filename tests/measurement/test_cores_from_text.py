@@ -131,7 +131,7 @@ def test_spread_rows_are_tokens_from_all_over_the_text(small_model, old):
 
 @pytest.mark.parametrize("spread", [False, True])
 def test_the_rows_kept_are_those_of_whole_texts_of_which_fewer_tokens_are_read(spread, small_model, old):
-    loaded = load_base_model(base_model_of("model", model=str(small_model), device="cpu"), folder=None, adapter=old)
+    loaded = load_base_model(base_model_of("model", model=str(small_model), device="cpu"), adapter=old)
     adapted, samples = attach(loaded.model, old), read_samples(ROWS)
     texts = list(token_ids(samples, loaded.tokenizer, max_tokens=512))
     rule = CoreRule(rows=90, spread=spread)

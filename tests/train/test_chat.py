@@ -9,6 +9,7 @@ from anchorlora import METHODS
 from anchorlora.errors import Interrupted, InvalidValue
 from anchorlora.runs import run
 from anchorlora.runs.autosave import Stop
+from anchorlora.train import sealed
 from anchorlora.train import train as module
 from anchorlora.train.request import skill_request
 from anchorlora.train.train import train_skill
@@ -53,7 +54,7 @@ def test_a_template_sees_the_day_on_which_the_run_began_also_when_it_goes_on_ano
     request = asked(data, dated)
 
     def on(day):
-        for place in (module, run):
+        for place in (sealed, run):
             monkeypatch.setattr(place, "now", lambda: f"{day}T12:00:00+00:00")
 
     on("2026-11-25")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Cache
 
-from anchorlora import devices, embedded
+from anchorlora import devices
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
 from anchorlora.data import Encoder, TextTask, examples_of, read_samples, token_ids
@@ -24,7 +24,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}:\n{{ m.content }}{{ eos_token }}
 
 def loaded_in(dtype):
     settings = BaseModelSettings(model="embedded:mini", dtype=dtype, device="cpu")
-    return load_base_model(settings, folder=embedded.folder("embedded:mini", "base_model"))
+    return load_base_model(settings)
 
 
 @pytest.fixture
@@ -196,10 +196,7 @@ def test_texts_that_take_more_memory_than_is_left_are_refused_before_any_weights
 
 
 def test_the_memory_that_texts_take_is_that_of_weights_cache_and_logits(loaded, monkeypatch):
-    settings, place = (
-        BaseModelSettings(model="embedded:mini", dtype="float32", device="cpu"),
-        embedded.folder("embedded:mini", "base_model"),
-    )
+    settings = BaseModelSettings(model="embedded:mini", dtype="float32", device="cpu")
     config = loaded.model.config
     drawn = loaded.model.generate(
         torch.ones(module.BATCH, 2, dtype=torch.long), max_new_tokens=7, min_new_tokens=7, return_dict_in_generate=True
@@ -207,12 +204,12 @@ def test_the_memory_that_texts_take_is_that_of_weights_cache_and_logits(loaded, 
     cache = sum(t.nbytes for layer in drawn.past_key_values.layers for t in (layer.keys, layer.values))
     whole = sum(p.nbytes for p in loaded.model.parameters()) + cache + 2 * 4 * module.BATCH * config.vocab_size
     monkeypatch.setattr(module, "free_memory", lambda device: whole)
-    module.refuse_too_large(settings, folder=place, tokens=8)  # of the last token drawn nothing is read
+    module.refuse_too_large(settings, tokens=8)  # of the last token drawn nothing is read
     monkeypatch.setattr(module, "free_memory", lambda device: whole - 1)
     with pytest.raises(InvalidValue, match="--keep self takes"):
-        module.refuse_too_large(settings, folder=place, tokens=8)
+        module.refuse_too_large(settings, tokens=8)
     monkeypatch.setattr(module, "free_memory", lambda device: None)
-    module.refuse_too_large(settings, folder=place, tokens=10**9)
+    module.refuse_too_large(settings, tokens=10**9)
 
 
 def test_memory_that_is_left_is_the_machines_or_what_its_container_may_take(tmp_path, monkeypatch):

@@ -452,7 +452,7 @@ def test_scores_of_other_prompts_than_before_are_refused_in_one_line(stopped, da
         found["reviews"] = [row | {"prompt_sha256": stage} for row in found["reviews"]]
         return found
 
-    monkeypatch.setattr(module, "_taught", lambda *_, **__: None)
+    monkeypatch.setattr(module, "_teach", lambda *_, **__: None)
     monkeypatch.setattr(module, "scores_in", others)
     monkeypatch.setattr(module, "_predictions", lambda *_: real(out / "skill", "before")["news"])
     refused(command(data, out), capsys, "reviews was tested on other examples before than after")

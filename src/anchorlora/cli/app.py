@@ -25,7 +25,6 @@ from anchorlora.errors import (
     Stopped,
     TakenOver,
     Unwritten,
-    UserFileFailed,
 )
 from anchorlora.processes import following
 
@@ -134,8 +133,6 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(f"{words} (see {context.command_path if context else 'anchorlora'} --help)", WRONG, verbose)
     except (Failed, Unwritten, TakenOver) as error:
         return _say(str(error), FAILED, verbose)
-    except UserFileFailed as error:
-        return _say(str(error), WRONG, verbose)
     except Stopped as error:
         return _say(f"stopped: {error}", STOPPED, verbose)
     except Interrupted as error:

@@ -53,7 +53,6 @@ def ask(
     """
     from transformers.utils import logging
 
-    from anchorlora import embedded
     from anchorlora.adapters import attach, detach
     from anchorlora.adapters.files import read_adapter
     from anchorlora.models.load import load_base_model, template_note, tokenizer_of
@@ -70,16 +69,14 @@ def ask(
         raise InvalidValue(f"{artifact.named_in(model)} names no base model; give it with --model")
     if adapter is not None:
         read_adapter(adapter, beside={})
-    base = embedded.folder(settings.model, "base_model")
-    tokenizer = tokenizer_of(settings, folder=base, adapter=adapter)
+    tokenizer = tokenizer_of(settings, adapter=adapter)
     ids = _prompt_ids(text, system, _form(artifact, tokenizer, chat=chat), tokenizer)
-    longest = _room(len(ids), max_new_tokens, settings, base)
-    note = template_note(settings, tokenizer, adapter, folder=base)
-    if note:
+    longest = _room(len(ids), max_new_tokens, settings)
+    if note := template_note(settings, tokenizer, adapter):
         err.print(note)
     logging.disable_progress_bar()
     err.print(f"loading {settings.model} ...")
-    loaded = load_base_model(settings, folder=base, adapter=adapter)
+    loaded = load_base_model(settings, adapter=adapter)
     if adapter is None:
         _answer(loaded, loaded.model, ids, longest=longest, asked=max_new_tokens)
         return
@@ -168,11 +165,11 @@ def _prompt_ids(text: str, system: str | None, form: Form, tokenizer: Any) -> li
     return list(Encoder(tokenizer, max_tokens=sys.maxsize).prompt(text))
 
 
-def _room(prompt: int, asked: int, settings: BaseModelSettings, base: Path | None) -> int:
+def _room(prompt: int, asked: int, settings: BaseModelSettings) -> int:
     """How many tokens an answer may have: as many as asked for, within what the model can read."""
     from anchorlora.models.load import empty_model
 
-    width = getattr(empty_model(settings, folder=base).config.get_text_config(), "max_position_embeddings", None)
+    width = getattr(empty_model(settings).config.get_text_config(), "max_position_embeddings", None)
     if width and prompt >= width:
         raise InvalidValue(f"the prompt takes {prompt} tokens, and {settings.model} reads at most {width}; shorten it")
     return min(asked, width - prompt) if width else asked

@@ -32,13 +32,10 @@ PROTECTED = ("preserved", "unmoved")
 def audit(
     before: Path,
     after: Path,
-    cores: Path | None,
-    data: Path | None,
-    weights: int | None,
-    model: str | None,
     html: Path | None,
     as_json: bool,
     fail_if_unprotected: bool,
+    **asked: Any,
 ) -> None:
     """Measure how much of the change between two checkpoints lies on protected directions, and name the missing constraint.
 
@@ -48,7 +45,7 @@ def audit(
     """
     from anchorlora.measurement.checkpoints import audit as read
 
-    found = read(before, after, cores=cores, data=data, weights=weights, model=model).as_dict()
+    found = read(before, after, **asked).as_dict()
     if html is not None:
         from anchorlora.pages.audit import write_audit
 

@@ -56,14 +56,9 @@ def cores(
     file: Path,
     column: str | None,
     limit: int | None,
-    max_tokens: int,
-    rows: int,
-    spread: bool,
-    energy: float,
-    at_least: int,
-    at_most: int,
     device: str,
     as_json: bool,
+    **rule: Any,
 ) -> None:
     """Make the cores (protected subspaces) of a model, or of a saved PEFT adapter on it.
 
@@ -90,7 +85,7 @@ def cores(
             seed=seed,
             targets=targets_named(targets) if targets else None,
             out=file,
-            rule=CoreRule(rows, energy, at_least, at_most, max_tokens, spread),
+            rule=CoreRule(**rule),
             limit=limit,
             column=column,
             device=device,

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from anchorlora import embedded
 from anchorlora.cli.console import above_zero_option, wrapped
 from anchorlora.config import Recipe, RunConfig
 from anchorlora.data import Encoder, TaskSource
@@ -44,9 +43,10 @@ def preview(config: RunConfig, method: Method, flops: float | None = None) -> It
     if recipe.base_model.model is None:
         yield f"# {NO_MODEL}"
         return
-    folder = _folder(recipe)
+    from anchorlora.models.hub import cached_folder
     from anchorlora.runs.sizes import described, sizes  # imports torch
 
+    folder = cached_folder(recipe.base_model)
     try:
         found = sizes(recipe, tasks=len(config.order), cumulative=method.plan.family == "cumulative", folder=folder)
     except ValueError as error:
@@ -63,7 +63,9 @@ def expected(configs: Sequence[RunConfig], at_a_time: int | None, flops: float |
     missing = next((config.recipe for config in configs if config.recipe.base_model.model is None), None)
     if missing is not None:
         return [f"expected time unknown: {NO_MODEL}"]
-    places = {config.recipe.base_model.model: _folder(config.recipe) for config in configs}
+    from anchorlora.models.hub import cached_folder
+
+    places = {config.recipe.base_model.model: cached_folder(config.recipe.base_model) for config in configs}
     try:
         models = {name: _Model(config.recipe, places[name]) for config in configs for name in [config.recipe.base_model.model]}
         works = []
@@ -112,13 +114,6 @@ def _source(recipe: Recipe) -> TaskSource | None:
     from anchorlora.data.sources import source_of
 
     return None if recipe.tasks.data is None else source_of(recipe.tasks)
-
-
-def _folder(recipe: Recipe) -> Path | None:
-    """Where the configuration of the base model is, if it is not where its name says."""
-    from anchorlora.models.hub import cached_folder
-
-    return embedded.folder(recipe.base_model.model or "", "base_model") or cached_folder(recipe.base_model)
 
 
 def _encoder(recipe: Recipe, folder: Path | None) -> Encoder | None:

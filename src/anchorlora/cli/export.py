@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from anchorlora.cli.console import count_option, example, fitted, out, path_option
 from anchorlora.cli.signals import stopping_at_once
-from anchorlora.store.export import FORMS
+from anchorlora.store.export import FORMS, Export
 from anchorlora.text import shown
-
-if TYPE_CHECKING:
-    from anchorlora.store.export import Export
 
 
 @click.command(epilog=example("anchorlora export runs/new --out out/adapter"))
@@ -34,14 +31,10 @@ if TYPE_CHECKING:
 def export(
     folder: Path,
     to: Path,
-    form: str,
-    rank: int | None,
-    scale: float,
-    dtype: str | None,
     model: str | None,
-    trust_remote_code: str | None,
     repo: str | None,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     """Export an adapter, ready to serve or publish.
 
@@ -61,7 +54,7 @@ def export(
     from anchorlora.pages.card import card
 
     logging.disable_progress_bar()
-    request = Request(form, rank, dtype, trust_remote_code, scale)  # type: ignore[arg-type]
+    request = Request(**asked)
     if repo is not None:
         refuse_unnamed(repo)
     with stopping_at_once():

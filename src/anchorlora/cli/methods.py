@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 
 import click
 
@@ -13,37 +14,8 @@ from anchorlora.methods import METHODS, Method
 from anchorlora.methods.choice import HEADS, choice_rows, meaning
 
 FIRST = sorted({type(c).__name__ for m in METHODS.values() for c in m.constraints if getattr(type(c), "first_task", 2) == 1})
-EXPLANATION = f"""\
-A method's definition is a sum. It begins with a plan, which says how LoRA adapters are trained:
-
-- `Shared()`: one adapter for all tasks; `Shared(ratio=16.0)` trains B at 16 times the learning rate
-- `PerTask()`: a new block for each task; `PerTask(orthogonal=True)` draws its A orthogonal to the A of all earlier blocks
-- `GatedPerTask()`: a new block for each task, with one trained gate per block
-- `FoldedPerTask()`: a new block for each task, folded into a history of constant rank
-- `MergedPerTask()`: a new block for each task, merged with the earlier ones after training
-
-Constraints follow. They act in the order listed, from the second task on ({", ".join(f"`{name}`" for name in FIRST[:-1])}, and
-`{FIRST[-1]}` from the first; `Freeze` and `GradientStart` too, with `first_task=1`). The protected subspace V holds the
-strongest feature directions of earlier tasks, or, with `SensitiveCore`, the directions that earlier answers depend on most.
-`Rehearsal` mixes in remembered examples.
-
-A definition is Python. Put `mine = ..` into a file that begins with `from anchorlora import *`, and run it with
-`--method file.py:mine`. To change a number, use `--set RoutingOverlap.strength=0.05`.
-
-A method preserves some of these conditions on V, whatever the optimizer:
-
-- displacement: ΔA V = 0, A does not move on V
-- state: A V = 0, A does not read V
-- delta_b: ΔB = 0, B does not move, so the term ΔB A₀ V vanishes
-- response: ΔW V = 0, the layer's effective change does not touch V; rho is zero up to float32 rounding
-
-Or it preserves one condition on the k leading singular directions U_k and V_k of each frozen weight, from the first task on and
-without any old data:
-
-- singular: U_kᵀ ΔW = 0 and ΔW V_k = 0, the leading singular triples of the weight do not change
-
-`anchorlora check METHOD` measures each of them.
-"""
+EXPLANATION = (files("anchorlora.methods") / "explanation.md").read_text(encoding="utf-8")
+EXPLANATION = EXPLANATION.format(first=", ".join(f"`{name}`" for name in FIRST[:-1]), last=FIRST[-1])
 
 
 @click.command(short_help="List every method and what it preserves.", epilog=example("anchorlora methods sfor"))

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from anchorlora.cli.user_file import run_file
-from anchorlora.config import Recipe, RunConfig, explained, names_of_modules
+from anchorlora.config import Recipe, RunConfig, names_of_modules
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.methods import METHODS, AdapterPlan, Method
 from anchorlora.paths import name_of_task
@@ -58,16 +56,13 @@ def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, 
         raise InvalidValue(
             f"{path} holds no recipe; copy a run's config.yaml, or write `extends: standard-cl` and the fields that differ"
         )
-    try:
-        if "recipe" in content:
-            config = RunConfig.model_validate(content)
-            return config.recipe, config
-        if "extends" in content:
-            base = _extended(path, str(content.pop("extends")), extending)
-            return base.changed({"name": path.stem, **_flat(content)}, where=str(path)), None
-        return Recipe.model_validate(content), None
-    except ValidationError as error:
-        raise explained(error, str(path)) from None
+    if "recipe" in content:
+        config = RunConfig.read(content, str(path))
+        return config.recipe, config
+    if "extends" in content:
+        base = _extended(path, str(content.pop("extends")), extending)
+        return base.changed({"name": path.stem, **_flat(content)}, where=str(path)), None
+    return Recipe.read(content, str(path)), None
 
 
 def _extended(path: Path, name: str, extending: Sequence[Path]) -> Recipe:

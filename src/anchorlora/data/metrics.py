@@ -201,19 +201,22 @@ class EditSimilarity:
 
     def score(self, answer: Answer, example: Example) -> float:
         """Return the similarity."""
-        return float(_library(self).ratio(answer.text, example.label)) / 100
+        return float(_library(self).ratio(self.prepared(answer.text), self.prepared(example.label))) / 100
+
+    def prepared(self, text: str) -> str:
+        """Return a text as it is compared."""
+        return text
 
 
 @dataclass(frozen=True)
-class CodeSimilarity:
+class CodeSimilarity(EditSimilarity):
     """`EditSimilarity` of code in which placeholders of literals are replaced by the literals, as TRACE scores Py150."""
 
     name: str = "code_similarity"
-    library: ClassVar = ("rapidfuzz.fuzz", "rapidfuzz")
 
-    def score(self, answer: Answer, example: Example) -> float:
-        """Return the similarity."""
-        return float(_library(self).ratio(with_literals(answer.text), with_literals(example.label))) / 100
+    def prepared(self, text: str) -> str:
+        """Return code with placeholders replaced by what they stand for."""
+        return with_literals(text)
 
 
 def with_literals(code: str) -> str:
@@ -299,17 +302,7 @@ class Sari:
         return sari(source, said, [right])
 
 
-_ALL: Any = (
-    ExactMatch,
-    TokenF1,
-    RougeL,
-    SentenceBleu,
-    EditSimilarity,
-    CodeSimilarity,
-    VerbatimMatch,
-    ChoiceMatch,
-    Sari,
-)
+_ALL: Any = (ExactMatch, TokenF1, RougeL, SentenceBleu, EditSimilarity, CodeSimilarity, VerbatimMatch, ChoiceMatch, Sari)
 METRICS: Mapping[str, type[Metric]] = {kind.name: kind for kind in _ALL}
 
 

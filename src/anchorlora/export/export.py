@@ -28,7 +28,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorlora import embedded
 from anchorlora.adapters import NOTHING, Anchor, attach, merge, mergeable, write_adapter
 from anchorlora.adapters.files import fitted
 from anchorlora.continual.seeds import stream
@@ -240,7 +239,7 @@ def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None
     if source.base_model.model is None:
         raise InvalidValue(f"{source.adapter} names no base model to merge into; give one with --model")
     base_model = asked_for(source.base_model, commit, where=source.named_in)
-    model, tokenizer, sha256 = load_weights(base_model, folder=embedded.folder(source.base_model.model, "base_model"))
+    model, tokenizer, sha256 = load_weights(base_model)
     mergeable(model, source.factors)
     stored = getattr(torch, dtype) if dtype else model.dtype
     model.float()  # represents every stored value exactly

@@ -45,7 +45,7 @@ def write_cores(
         >>> read_cores(tmp / "cores.safetensors")[path].k
         4
     """
-    stores, path = stores or _first_layers(cores), Path(path)
+    stores, path = stores or first_layers(cores), Path(path)
     wrong = next((layer for layer, core in cores.items() if not isinstance(core, Subspace)), None)
     if wrong is not None or not cores:
         problem = f"{wrong} has a {type(cores[wrong]).__name__}" if wrong is not None else "there is none"
@@ -62,8 +62,8 @@ def write_cores(
         temporary.write_bytes(_sort_metadata(save(tensors, metadata=header)))
 
 
-def _first_layers(cores: Mapping[str, Subspace]) -> dict[str, str]:
-    """Each layer and the first one that has the same core."""
+def first_layers(cores: Mapping[str, Any]) -> dict[str, str]:
+    """Return for each layer the first one that has the same core."""
     first: dict[int, str] = {}
     return {layer: first.setdefault(id(core), layer) for layer, core in cores.items()}
 

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from anchorlora.adapters import Anchor
 from anchorlora.constraints import innermost
-from anchorlora.constraints.base import ActiveConstraint
+from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Subspace
@@ -69,7 +69,7 @@ def together(norms: Mapping[str, float]) -> float:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(ProtectsPast):
     """Record the drift during a task into a JSON Lines file. A constraint that constrains nothing; list it last.
 
     Args:
@@ -105,7 +105,6 @@ class Trace:
     task: int = 2
     per_layer: bool = False
     check: Callable[[], None] = lambda: None
-    first_task = 2
     requires = ()
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
@@ -116,21 +115,13 @@ class Trace:
         """
         return _Tracing(self, anchor)
 
-    def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
-        """Return nothing: later tasks need to know nothing.
-
-        Args:
-            anchor: The anchor of the finished task.
-        """
-        return {}
-
     def recorded(self) -> list[int]:
         """Return the recorded steps, in order."""
         return sorted({round(i * self.steps / (self.points - 1)) for i in range(self.points)})
 
 
 @dataclass(frozen=True)
-class StepRecorder:
+class StepRecorder(ProtectsPast):
     """Record the optimizer steps of the adapted layers into a file; constrain nothing.  List it last.
 
     Args:
@@ -162,7 +153,6 @@ class StepRecorder:
     path: Path
     belief: Belief = field(default_factory=FeatureCores)
     every: int = 1
-    first_task = 2
     requires = ()
 
     def __post_init__(self) -> None:
@@ -187,14 +177,6 @@ class StepRecorder:
             return {s.name: block_layer([Block(s.current, s.start)], protected[s.name]) for s in anchor.layers}
 
         return _Auditing(self.path, self.every, StepMoves(routing), _left_moves(outputs), layers)
-
-    def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
-        """Return nothing: later tasks need nothing of an audit.
-
-        Args:
-            anchor: The adapted layers at the task's end.
-        """
-        return {}
 
 
 @contextmanager

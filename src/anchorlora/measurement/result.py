@@ -9,8 +9,10 @@ With examples of the old tasks at hand, their answers say which directions count
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,7 @@ from anchorlora.geometry import Subspace
 from anchorlora.measurement.directions import Protected
 from anchorlora.measurement.layers import Audited, DriftReading
 
-PRESERVED_BY = {
-    "state": "the state condition, A V = 0",
-    "displacement": "the displacement condition, ΔA V = 0 with B unchanged",
-    "response": "no condition on the factors, only by their product, so the next step may violate it",
-}
+WORDS: dict[str, Any] = json.loads((files("anchorlora.measurement") / "advice.json").read_text(encoding="utf-8"))
 
 
 def verdict(audited: Audited, storage: str) -> str:
@@ -39,7 +37,9 @@ def verdict(audited: Audited, storage: str) -> str:
             f"{_percent(drift.chance)}."
         )
     if reading.status == "preserved":
-        by = "the displacement condition, ΔW V = 0" if reading.kind == "full weight" else PRESERVED_BY[_preserving(audited)]
+        by = (
+            "the displacement condition, ΔW V = 0" if reading.kind == "full weight" else WORDS["preserved by"][_preserving(audited)]
+        )
         return (
             f"Protected: rho is {rho}, and rounding to {storage} explains up to {bound}. Preserved by {by}.{_exceptions(audited)}"
         )
@@ -58,75 +58,22 @@ def advice(audited: Audited) -> str:
         return "Save both checkpoints in float32 and audit again; rounding hides a change this small."
     if reading.status == "preserved" and _preserving(audited) != "response":
         return "Keep the constraints that are in place."
-    return " ".join([ADVICE[reading.kind](reading), WITH_EXAMPLES[reading.kind], WITHOUT_OLD_DATA])
+    how = WORDS["advice"][reading.kind].format(missing=WORDS["missing"].get(_missing(reading)))
+    with_examples = WORDS["with examples"].get(reading.kind, WORDS["with examples"]["other kinds"])
+    return f"{how} {with_examples} {WORDS['without old data']}"
 
 
-def _for_learned(reading: DriftReading) -> str:
+def _missing(reading: DriftReading) -> str:
+    """Return what is missing for the condition that fits the kind of blocks."""
     preserved = {name for name, condition in reading.conditions.items() if condition.preserved}
-    if "displacement" in preserved and "delta_b" not in preserved:
-        missing = 'ΔA V = 0 holds, but B moved, so ΔB A₀ V is not zero: Freeze("B") is missing.'
-    elif "delta_b" in preserved and "displacement" not in preserved:
-        missing = 'B did not move, but A moved inside V: ProjectDisplacement("A") is missing.'
-    else:
-        missing = "both factors moved, so neither term is zero."
-    return (
-        'Use Freeze("B") and ProjectDisplacement("A") (method sfor): the adapter starts from a learned anchor (B₀ is not zero), so '
-        f"ΔW V = s (B₀ ΔA + ΔB A) V is zero if ΔA V = 0 and ΔB = 0; {missing}"
-    )
-
-
-def _for_fresh(reading: DriftReading) -> str:
-    moved = reading.conditions["displacement"]
-    if moved.preserved:
-        missing = 'A did not move inside V, but it started there: Retract("A") before the first step is missing.'
-    elif moved.preserved is None:
-        missing = "the start of A was not saved, so the files do not show whether A started inside V or moved there."
-    else:
-        missing = "A moved inside V."
-    return (
-        'Use Retract("A") before the first step and ProjectDisplacement("A") after every step (method o-lora-hard): the block '
-        f"starts with B = 0, so A V = 0 implies B A V = 0 for any B, and B may train; {missing}"
-    )
-
-
-def _for_re_ranked(reading: DriftReading) -> str:
-    return (
-        "The rank or scale of the blocks changed, so their factors have no anchor to project from. Keep rank and scale and use "
-        'Freeze("B") with ProjectDisplacement("A") (sfor), or freeze the old block and train a new one with Retract("A") and '
-        'ProjectDisplacement("A") (o-lora-hard).'
-    )
-
-
-def _for_full(reading: DriftReading) -> str:
-    step = "W <- W₀ + P_U (W - W₀) P on both sides" if reading.left else "W <- W₀ + (W - W₀) P"
-    return (
-        f"Project the displacement after every optimizer step, {step}: a projected gradient is no longer a projected step once "
-        'the optimizer has scaled it. Or train a new LoRA block with Retract("A") and ProjectDisplacement("A") (o-lora-hard) '
-        "instead of the weight."
-    )
-
-
-def _for_mixed(reading: DriftReading) -> str:
-    return (
-        'The layers differ. Where B started at zero, use Retract("A") and ProjectDisplacement("A") (o-lora-hard). Where B was '
-        'learned, use Freeze("B") and ProjectDisplacement("A") (sfor). The table shows how each layer starts.'
-    )
-
-
-SHARED = "With examples of the old tasks, rank-split keeps the same condition while B trains."
-FRESH = "With examples of the old tasks, sensitive-core protects what their answers depend on, and fold-16 at constant rank."
-WITH_EXAMPLES = {"learned anchor": SHARED, "zero-output block": FRESH, "other rank": FRESH, "full weight": FRESH, "mixed": FRESH}
-WITHOUT_OLD_DATA = (
-    "Without any old data, anchorlora train --keep self protects what the model writes itself, and oplora the leading singular "
-    "directions of each weight."
-)
-ADVICE = {
-    "learned anchor": _for_learned,
-    "zero-output block": _for_fresh,
-    "other rank": _for_re_ranked,
-    "full weight": _for_full,
-    "mixed": _for_mixed,
-}
+    if reading.kind == "learned anchor":
+        moved = {"displacement": "Freeze", "delta_b": "ProjectDisplacement"}
+        held = preserved & moved.keys()
+        return moved[held.pop()] if len(held) == 1 else "both"
+    if reading.kind == "zero-output block":
+        unknown = reading.conditions["displacement"].preserved is None
+        return "Retract" if "displacement" in preserved else "start" if unknown else "A"
+    return "two sides" if reading.left else "one side"
 
 
 def _preserving(audited: Audited) -> str:

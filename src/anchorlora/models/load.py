@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.utils import cached_file, find_adapter_config_file
 
+from anchorlora import embedded
 from anchorlora.adapters import keep_unpacked
 from anchorlora.config import BaseModelSettings
 from anchorlora.data.templates import stop_ids
@@ -64,12 +65,11 @@ class LoadedModel:
         }
 
 
-def load_base_model(settings: BaseModelSettings, *, folder: Path | None = None, adapter: Path | None = None) -> LoadedModel:
+def load_base_model(settings: BaseModelSettings, *, adapter: Path | None = None) -> LoadedModel:
     """Load the base model of the settings: in evaluation mode, on its device, with greedy generation.
 
     Args:
         settings: Model, type, device and quantization.
-        folder: Folder of an embedded model; None takes the model that the settings name.
         adapter: Folder of an adapter that is used with it, whose tokenizer and chat template count if it has them.
 
     Raises:
@@ -79,12 +79,10 @@ def load_base_model(settings: BaseModelSettings, *, folder: Path | None = None, 
 
     Example:
         >>> from anchorlora.config import BaseModelSettings
-        >>> from anchorlora.embedded import folder
-        >>> settings = BaseModelSettings(model="embedded:mini", dtype="float32", device="cpu")
-        >>> load_base_model(settings, folder=folder("embedded:mini", "base_model")).dtype
+        >>> load_base_model(BaseModelSettings(model="embedded:mini", dtype="float32", device="cpu")).dtype
         'float32'
     """
-    origin, device, dtype = _origin(settings, folder), device_of(settings), dtype_of(settings)
+    origin, device, dtype = _origin(settings), device_of(settings), dtype_of(settings)
     _refuse_absent(device)
     commit = _commit(settings, origin)  # a branch may move while its files are read: what follows is of one commit
     config = _config(settings, origin, commit)
@@ -135,9 +133,9 @@ def cache_in(outputs: Any) -> Any:
     return outputs["cache" if "cache" in outputs else "past_key_values"]
 
 
-def load_weights(settings: BaseModelSettings, *, folder: Path | None = None) -> tuple[PreTrainedModel, Any, str | None]:
+def load_weights(settings: BaseModelSettings) -> tuple[PreTrainedModel, Any, str | None]:
     """Load a model as it is stored: the weights' own type, the model's own generation settings, on the CPU."""
-    origin = _origin(settings, folder)
+    origin = _origin(settings)
     commit = _commit(settings, origin)
     config = _config(settings, origin, commit)
     how = _storage(config) or settings.quantized
@@ -189,9 +187,11 @@ def _storage(config: PretrainedConfig) -> str | None:
     return "int8" if fields.get("load_in_8bit") else str(fields.get("bnb_4bit_quant_type", "fp4"))
 
 
-def _origin(settings: BaseModelSettings, folder: Path | None) -> str | Path:
+def _origin(settings: BaseModelSettings, folder: Path | None = None) -> str | Path:
+    """The folder of a model, as given or as its name says, or its name on the hub."""
     if settings.model is None:
         raise InvalidValue("no model is named; give one with --model")
+    folder = folder or embedded.folder(settings.model, "base_model")
     if folder is not None or not is_path(settings.model):
         return folder or settings.model
     origin = expanded(settings.model)
@@ -224,9 +224,9 @@ def source_of(settings: BaseModelSettings) -> dict[str, Any]:
     return {"revision": commit, "code_revision": commit, "trust_remote_code": commit is not None}
 
 
-def commit_of(settings: BaseModelSettings, *, folder: Path | None = None) -> str | None:
+def commit_of(settings: BaseModelSettings) -> str | None:
     """Return the commit that a model's revision stands for on the hub; None for a folder."""
-    return _commit(settings, _origin(settings, folder))
+    return _commit(settings, _origin(settings))
 
 
 def _commit(settings: BaseModelSettings, origin: str | Path) -> str | None:
@@ -262,9 +262,9 @@ def tokenizer_of(settings: BaseModelSettings, *, folder: Path | None = None, ada
     return of_adapter(tokenizer, adapter, settings)
 
 
-def template_note(settings: BaseModelSettings, tokenizer: Any, adapter: Path | None, *, folder: Path | None = None) -> str | None:
+def template_note(settings: BaseModelSettings, tokenizer: Any, adapter: Path | None) -> str | None:
     """Return a sentence where an adapter's chat template is used instead of another that the model has; else None."""
-    own = tokenizer_of(settings, folder=folder).chat_template if adapter is not None and settings.chat_template is None else None
+    own = tokenizer_of(settings).chat_template if adapter is not None and settings.chat_template is None else None
     if own and own != tokenizer.chat_template:
         return f"the chat template is that in {adapter}; the one of {settings.model} differs"
     return None

@@ -106,12 +106,12 @@ def frame(tokenizer: Any, *, chat: bool, room: int | None = None) -> tuple[list[
     return before, after
 
 
-def refuse_too_large(settings: BaseModelSettings, *, folder: Path | None, tokens: int) -> None:
+def refuse_too_large(settings: BaseModelSettings, *, tokens: int) -> None:
     """Refuse to draw texts where a batch of them takes more memory than is left, before any weights are read.
 
     Counted is what is certain: the weights, the keys and values of a batch, and its logits in float32.
     """
-    device, empty = device_of(settings), empty_model(settings, folder=folder)
+    device, empty = device_of(settings), empty_model(settings)
     free = free_memory(device)
     if free is None:
         return

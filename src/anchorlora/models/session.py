@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from anchorlora import embedded
 from anchorlora.adapters import AdapterStack, attach, detach, usual_targets
 from anchorlora.config import BaseModelSettings, Targets
 from anchorlora.errors import InvalidValue
@@ -38,7 +37,7 @@ class Session:
     @cached_property
     def loaded(self) -> LoadedModel:
         """The model with its tokenizer, as it stands: with the adapter that was put on it last."""
-        return load_base_model(self.settings, folder=embedded.folder(self.settings.model or "", "base_model"), adapter=self.adapter)
+        return load_base_model(self.settings, adapter=self.adapter)
 
     @property
     def tokenizer(self) -> Any:

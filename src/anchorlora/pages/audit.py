@@ -8,22 +8,6 @@ from typing import Any
 
 from anchorlora.pages.html import escaping
 
-MEANINGS = {
-    "displacement": ("|ΔA V| / |ΔA|", "Did the factor A move inside the protected directions?"),
-    "state": ("|A V| / |A|", "Does A read the protected directions?"),
-    "delta_b": ("|ΔB| / |B|", "Did the factor B move? If so, ΔB A₀ V reaches the protected directions."),
-    "response": ("|ΔW V| / |ΔW|, called ρ", "How much of the layer's change lies on the protected directions?"),
-}
-LABELS = {"delta_b": "ΔB A₀ V"}  # where it is not the name
-KINDS = {
-    "learned anchor": "a block that had been trained before (B was not zero)",
-    "zero-output block": "a new block that had no effect at first (B was zero)",
-    "other rank": "a block whose rank or scale changed",
-    "full weight": "the weight itself",
-    "mixed": "several kinds of blocks",
-    "unmoved": "nothing moved",
-}
-
 
 def verdict_on(condition: Mapping[str, Any], overall: Mapping[str, Any]) -> str:
     """Return the verdict on a condition in words: one that does not hold where the change is preserved is not claimed."""
@@ -41,8 +25,7 @@ def render(found: Mapping[str, Any]) -> str:
     """Return the page as HTML. Text from files is escaped, and the page loads nothing."""
     environment = escaping()
     environment.filters |= {"number": number, "percent": percent}
-    page = environment.get_template("audit.html.j2")
-    return page.render(found=found, meanings=MEANINGS, labels=LABELS, verdict_on=verdict_on, kinds=KINDS, widest=_widest(found))
+    return environment.get_template("audit.html.j2").render(found=found, verdict_on=verdict_on, widest=_widest(found))
 
 
 def number(value: float | None) -> str:

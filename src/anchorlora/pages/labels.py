@@ -36,9 +36,7 @@ def tasks_in(order: Sequence[str]) -> str:
 
 
 def file_name(text: str) -> str:
-    """Return a text as a file name: other characters than letters, digits, ".", "_", and "-" become hyphens,
-    and it is cut at 120.
-    """
+    """Return a text as a file name of at most 120 characters: all but letters, digits, ".", "_", and "-" become hyphens."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:120]
 
 

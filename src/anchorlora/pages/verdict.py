@@ -1,6 +1,4 @@
-"""Render the verdict on a skill as one HTML page, from its JSON and what its directory shows: what became of it first, answers,
-then the evidence.
-"""
+"""Render the verdict on a skill as one HTML page: what became of it first, answers, then the evidence."""
 
 from __future__ import annotations
 
@@ -153,15 +151,6 @@ def loss_curve(losses: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
 def _rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row for the skill and for each thing that is kept, with the unprotected twin's numbers where there is one."""
     twin = found["unprotected"]
-    rows = [
-        {
-            "name": found.get("title", found["name"]),
-            "role": "new skill",
-            "now": found["skill"],
-            "twin": twin["skill"] if twin else None,
-        }
-    ]
-    for kept in found["kept"]:
-        other = twin["kept"][kept["name"]] if twin else None
-        rows.append({"name": kept.get("title", kept["name"]), "role": "to be kept", "now": kept, "twin": other})
-    return rows
+    parts = [("new skill", found, found["skill"], twin and twin["skill"])]
+    parts += [("to be kept", kept, kept, twin and twin["kept"][kept["name"]]) for kept in found["kept"]]
+    return [{"name": part.get("title", part["name"]), "role": role, "now": now, "twin": of} for role, part, now, of in parts]

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from anchorlora import embedded
 from anchorlora.adapters import target_layers
 from anchorlora.adapters.targets import Adaptable, widths_of
 from anchorlora.config import Recipe
@@ -58,9 +59,9 @@ class Sizes:
 def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None = None) -> Sizes:
     """Estimate what a run takes, without loading weights."""
     settings = recipe.base_model
-    source = folder or settings.model
-    if source is None:
+    if settings.model is None:
         raise InvalidValue("this recipe names no model; give one with --model")
+    source = folder or embedded.folder(settings.model, "base_model") or settings.model
     with reading(f"no configuration of {settings.model}"):
         config = AutoConfig.from_pretrained(source, **source_of(settings))
     dtype, how = dtype_of(settings), quantization(settings, config)
@@ -89,13 +90,13 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
     return Sizes(parameters, block, len(shapes), kind, max(0, parameters - embeddings), head, product, memory, host)
 
 
-def needs_checkpointing(recipe: Recipe, device: torch.device, *, folder: Path | None = None) -> bool:
+def needs_checkpointing(recipe: Recipe, device: torch.device) -> bool:
     """Return True on an accelerator whose memory that is left, with the base model in it, may not hold a step's activations."""
     free = None if device.type == "cpu" else free_memory(device)
     if free is None:
         return device.type != "cpu"
     try:
-        estimate = sizes(recipe, tasks=1, cumulative=False, folder=folder)
+        estimate = sizes(recipe, tasks=1, cumulative=False)
     except InvalidValue:  # a configuration that lacks what an estimate needs
         return True
     return estimate.peak - estimate.memory["base_model"] > SAFE * free

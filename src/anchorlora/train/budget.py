@@ -19,7 +19,7 @@ import torch
 
 from anchorlora.adapters import Anchor
 from anchorlora.constraints import Freeze
-from anchorlora.continual.callback import RunCallback, Tell
+from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import LOSS, TOKEN_ACCURACY, EncodedExamples, Encoder, TextFiles
@@ -30,12 +30,11 @@ from anchorlora.methods.gated import GatedPerTask
 from anchorlora.methods.merged import MergedPerTask
 from anchorlora.models.load import ends_of
 from anchorlora.models.packing import unpackable
-from anchorlora.models.session import Session
 from anchorlora.scores import Paired
 from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
 from anchorlora.train.request import FRESH, SkillRequest, default_recipe
-from anchorlora.train.stages import Say, facts_in, probes_in, scores_in, skill_files
+from anchorlora.train.stages import Teaching, facts_in, probes_in, scores_in, skill_files
 
 BUDGET = "budget.json"  # in skill/
 STEPS = 20  # scales are tried from 1 down, by 1 / STEPS
@@ -71,16 +70,16 @@ def budget_in(folder: Path) -> dict[str, Any] | None:
 class WithinBudget(RunCallback):
     """Scale what one skill has learned until what is kept is within the budget."""
 
-    def __init__(self, session: Session, request: SkillRequest, folder: Path, say: Say, tell: Tell) -> None:
-        self.session, self.request, self.folder, self.say, self.tell = session, request, folder, say, tell
+    def __init__(self, teaching: Teaching) -> None:
+        self.teaching, self.request, self.folder = teaching, teaching.request, teaching.folder
 
     def on_steps_end(self, number: int, anchor: Anchor) -> None:
         """Find the scale, and leave the factors at it."""
         assert self.request.budget is not None
-        self.say(f"looking for the scale at which the loss of what is kept rises by {self.request.budget:g} at most")
+        self.teaching.say(f"looking for the scale at which the loss of what is kept rises by {self.request.budget:g} at most")
         model: Any = anchor.model
         training = model.training
-        tokenizer = self.session.tokenizer
+        tokenizer = self.teaching.session.tokenizer
         encoder = Encoder(
             tokenizer, max_tokens=default_recipe().changed(self.request.settings).training.max_tokens, ends=ends_of(model)
         )
@@ -93,20 +92,20 @@ class WithinBudget(RunCallback):
         packed = {name: unpackable(model, longest_first(e)) is None for name, e in (*kept.items(), (self.request.name, skill))}
 
         def losses(name: str, examples: EncodedExamples) -> list[dict[str, float]]:
-            scorer = Scorer(model, tokenizer, 1, BATCH, self.session.loaded.device, packed=packed[name])
+            scorer = Scorer(model, tokenizer, 1, BATCH, self.teaching.session.loaded.device, packed=packed[name])
             return scorer.losses(examples)
 
         learned = {1.0: losses(self.request.name, skill)}
         curve: list[dict[str, Any]] = []
         for step in range(STEPS, -1, -1):
             scale = step / STEPS
-            self.tell("looking for the scale", STEPS - step, STEPS + 1)
+            self.teaching.tell("looking for the scale", STEPS - step, STEPS + 1)
             leave_at(anchor, trained, scale)
             now = {name: [row[LOSS] for row in losses(name, examples)] for name, examples in kept.items()}
             curve.append({"scale": scale, "kept": {name: rise(before[name][::2], now[name][::2]) for name in names}})
             if all(found["most"] <= self.request.budget for found in curve[-1]["kept"].values()):
                 break
-        self.tell("looking for the scale", STEPS + 1, STEPS + 1)
+        self.teaching.tell("looking for the scale", STEPS + 1, STEPS + 1)
         learned[scale] = losses(self.request.name, skill) if scale != 1 else learned[1.0]
         model.train(training)
         found = {

@@ -18,7 +18,7 @@ from anchorlora.data.rows import row_of
 from anchorlora.data.text import counted
 from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores, write_cores
-from anchorlora.features.files import read_origin, read_tensors
+from anchorlora.features.files import first_layers, read_origin, read_tensors
 from anchorlora.geometry import JoinedCore, LayerCore, in_float32
 from anchorlora.store.files import load_yaml
 from anchorlora.store.json import Unreadable, checked, loads, read_file, read_json, text_of
@@ -193,7 +193,7 @@ def _shares(part: LayerCore) -> Tensor:
 def write_joined_cores(folder: Path, cores: Mapping[str, JoinedCore], origin: Mapping[str, Any]) -> None:
     """Write joined cores, and beside them the energy of each thing on their directions."""
     basis = in_float32({layer: each.core for layer, each in _one_each(cores).items()})
-    write_cores(folder / CORES, {layer: basis[first] for layer, first in _first(cores).items()}, origin=origin)
+    write_cores(folder / CORES, {layer: basis[first] for layer, first in first_layers(cores).items()}, origin=origin)
     tensors = {}
     for layer, each in _one_each(cores).items():
         tensors[f"energy/{layer}"] = torch.stack([e.float() for e in each.energy.values()])
@@ -204,14 +204,8 @@ def write_joined_cores(folder: Path, cores: Mapping[str, JoinedCore], origin: Ma
     write_tensors(folder / ENERGIES, tensors, metadata={"names": names})
 
 
-def _first(cores: Mapping[str, JoinedCore]) -> dict[str, str]:
-    """Each layer and the first one that has the same core."""
-    first: dict[int, str] = {}
-    return {layer: first.setdefault(id(each), layer) for layer, each in cores.items()}
-
-
 def _one_each(cores: Mapping[str, JoinedCore]) -> dict[str, JoinedCore]:
-    return {layer: cores[layer] for layer in dict.fromkeys(_first(cores).values())}
+    return {layer: cores[layer] for layer in dict.fromkeys(first_layers(cores).values())}
 
 
 def joined_cores_in(stage: Path, names: Sequence[str]) -> dict[str, JoinedCore]:

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from anchorlora.adapters import read_adapter
 from anchorlora.config import (
@@ -29,9 +29,9 @@ from anchorlora.config import (
     TaskName,
     TaskSettings,
     Training,
-    explained,
 )
 from anchorlora.data.sample_files import HUB
+from anchorlora.data.sources import TextTaskSettings
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import METHODS, Method
 from anchorlora.paths import expanded, is_name
@@ -47,28 +47,16 @@ UNREAD = "unread.jsonl"  # rows of a skill, of which a later one reads what answ
 OLD_TEXT = "old_text.jsonl"  # rows of what is kept that are trained on again, in the same folders
 FROM_TEXT = ("sensitivity/",)  # what can be remembered of text
 # fields of a recipe that have a place of their own on the command line
+OPTIONS = ("data", "targets", "name", "seed", "test", "columns", "keep", "after", "adapter", "method", "compare", "budget")
 INSTEAD = {
+    **{name: f"--{name}" for name in OPTIONS},
+    **dict.fromkeys(("old_cores", "old_memory", "old_text"), "--keep or --after"),
     "model": "the MODEL argument",
-    "data": "--data",
     "orders": "--data and --name",
     "old_adapter": "--adapter or --after",
-    "old_cores": "--keep or --after",
-    "old_memory": "--keep or --after",
-    "old_text": "--keep or --after",
-    "targets": "--targets",
-    "name": "--name",
-    "seed": "--seed",
-    "test": "--test",
-    "columns": "--columns",
     "keep_columns": "--keep-columns",
     "metrics": "--metric",
-    "keep": "--keep",
-    "after": "--after",
-    "adapter": "--adapter",
     "own": "--self-texts",
-    "method": "--method",
-    "compare": "--compare",
-    "budget": "--budget",
 }
 
 
@@ -114,14 +102,21 @@ class SkillRequest(Settings):
             return RunFolder(Path(self.after)).adapter
         return Path(self.old_adapter) if self.old_adapter is not None else None
 
-    def recipe(
-        self, folder: Path, *, targets: Targets, rank: int | None, alpha: float | None, method: Method, checkpointing: bool
-    ) -> Recipe:
-        """Return the recipe of the run."""
+    @property
+    def listed(self) -> TextTaskSettings:
+        """The examples of the new skill, as a list of files has them."""
+        return TextTaskSettings(train=self.data, test=self.test, columns=self.columns, metrics=self.metrics)
+
+    def recipe(self, folder: Path, method: Method, facts: Mapping[str, Any]) -> Recipe:
+        """Return the recipe of the run, for the modules that `facts` of `before/` name, of the old adapter's rank if it trains."""
+        checkpointing, targets = facts["checkpointing"], facts["targets"]
         recipe = default_recipe().changed({"data": str(folder / "tasks.yaml"), "gradient_checkpointing": checkpointing})
-        adapter = recipe.adapter.model_copy(update={"targets": targets})
-        if rank is not None:
-            adapter = adapter.model_copy(update={"rank": rank, "alpha": alpha})
+        adapter = recipe.adapter.model_copy(update={"targets": targets if isinstance(targets, str) else tuple(targets)})
+        rank = None
+        if method.plan.family == "shared" and self.adapter is not None:
+            factors = read_adapter(self.adapter, beside={})
+            rank = max(f.rank for f in factors.values())
+            adapter = adapter.model_copy(update={"rank": rank, "alpha": next(iter(factors.values())).scale * rank})
         start = Start(
             old_adapter=None if self.adapter is None else str(self.adapter),
             old_cores=str(folder / "before" / CORES) if reads_cores(method) and (self.keep or self.after) else None,
@@ -205,10 +200,7 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     title = shown(str(fields.get("name", "")) or stem_of(str(fields["data"])))
     fields["name"] = title if is_name(title) else named(title)
     fields["title"] = None if title == fields["name"] else f"{title:.100}"
-    try:
-        return SkillRequest.model_validate(fields | {"method": how.name})
-    except ValidationError as error:
-        raise explained(error, "train") from None
+    return SkillRequest.read(fields | {"method": how.name}, "train")
 
 
 def _remembered(place: Any) -> bool:
@@ -264,10 +256,11 @@ def leaves_cores(method: Method) -> bool:
     return reads_cores(method) or not method.reads_past
 
 
-def leaves_rows(method: Method, rank: int) -> bool:
-    """Return whether what a skill's answers depend on is left to a later skill: unless blocks of that rank in all are cut by it."""
-    rewrites = getattr(method.plan, "rewrites", False)
-    return method.reads_past and not getattr(method.plan, "cuts", lambda rank: rewrites)(rank)
+def leaves_rows(request: SkillRequest, method: Method, rank: int) -> bool:
+    """Return whether what a skill's answers depend on is left to a later skill: unless blocks of its rank in all are cut by it."""
+    old = {} if request.adapter is None else read_adapter(request.adapter, beside={})
+    rewrites, whole = getattr(method.plan, "rewrites", False), rank + max((factors.rank for factors in old.values()), default=0)
+    return method.reads_past and not getattr(method.plan, "cuts", lambda rank: rewrites)(whole)
 
 
 def _merges(method: Method) -> bool:

@@ -7,24 +7,103 @@ skill/SEAL.json    SHA-256 of every file in skill/ and adapter/, written after t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from anchorlora import embedded
+from anchorlora.config import differences
+from anchorlora.data.sources import TextTaskList
 from anchorlora.errors import InvalidValue
-from anchorlora.models.load import commit_of
+from anchorlora.models.load import commit_of, tokenizer_of
+from anchorlora.models.tokenizer import reads_clock
 from anchorlora.paths import expanded
-from anchorlora.store.run_folder import ADAPTER, INPUTS, SKILL, RunFolder, refuse_altered, refuse_damaged_adapter, refuse_links
+from anchorlora.runs.record import now
+from anchorlora.store.files import dump_yaml, load_yaml, new_folder, write_text
+from anchorlora.store.run_folder import (
+    ADAPTER,
+    INPUTS,
+    SKILL,
+    RunFolder,
+    may_precede_config,
+    refuse_altered,
+    refuse_damaged_adapter,
+    refuse_links,
+)
 from anchorlora.store.seal import SEAL, damage, read_sealed, seal, sha256, write_sealed
-from anchorlora.train.request import SELF, SkillRequest
+from anchorlora.train.kept import ROWS
+from anchorlora.train.request import SELF, SkillRequest, asked_by
 
 OF_A_MODEL = (
     *("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"),
     "additional_chat_templates/*.jinja",
 )
 
-OWN = ("tasks.yaml", "rows.json")  # in skill/, written at the beginning
+REQUEST, TASKS = "request.yaml", "tasks.yaml"
+OWN = (TASKS, ROWS)  # in skill/, written at the beginning
 STAGES = ("before", "after", "unprotected/skill/after")  # in skill/, each with a seal of its own
+
+
+def request_in(file: Path) -> SkillRequest:
+    """Return the request that a skill was begun with."""
+    return SkillRequest.read(load_yaml(file), str(file))
+
+
+def settled(request: SkillRequest, out: Path) -> SkillRequest:
+    """Return the request with what may be another tomorrow: the commit of a model on the hub, and the day where a template writes
+    it; with the numbers of the skill before, where the method is the same.
+    """
+    base, file, earlier = request.base_model, out / SKILL / REQUEST, Path(request.after or "") / SKILL / REQUEST
+    past = request_in(earlier) if request.after is not None and earlier.is_file() else None  # its cores are of its weights
+    known = request_in(file).base_model if file.exists() else None
+    if base.revision is None and base.trust_remote_code is None:
+        revision = known.revision if known else (past and past.base_model.revision) or commit_of(base)
+        base = base.model_copy(update={"revision": revision})
+    if base.date is None and known is not None:
+        base = base.model_copy(update={"date": known.date})
+    elif base.date is None and reads_clock(tokenizer_of(base, adapter=request.adapter)):
+        base = base.model_copy(update={"date": now()[:10]})
+    numbers = past.numbers if past and past.method == request.method else {}
+    return request.model_copy(update={"base_model": base, "numbers": numbers | request.numbers})
+
+
+def refuse_others(request: SkillRequest, out: Path) -> None:
+    """Check that this is the directory of the request, or empty but for what a killed process has left; write nothing."""
+    file = out / SKILL / REQUEST
+    if file.exists():
+        changed = [asked_by(each) for each in differences(request_in(file), request)]
+        if changed:
+            raise InvalidValue(f"{out} belongs to another request ({'; '.join(changed[:3])}); choose another --out")
+    elif out.exists() and not out.is_dir():
+        raise InvalidValue(f"{out} is not a folder; choose another --out")
+    elif (out / SKILL).exists() or (out.exists() and not all(may_precede_config(place) for place in out.iterdir())):
+        raise InvalidValue(f"{out} is not empty and holds no skill; choose another --out")
+
+
+def claim(request: SkillRequest, out: Path, count: Callable[[], list[dict[str, Any]]]) -> None:
+    """Make this the directory of a request, or find that it is already, and that all it reads is what it was."""
+    refuse_others(request, out)
+    if (out / SKILL / REQUEST).exists():
+        compare_inputs(request, out / SKILL)
+        return
+    refuse_damaged_past(request)
+    with new_folder(out / SKILL) as temporary:
+        TextTaskList(tasks={request.name: request.listed}).write(temporary / TASKS)
+        keep_inputs(request, temporary)
+        rows = count()  # what cannot be read is refused before anything is left behind
+        compare_inputs(request, temporary)
+        write_text(temporary / ROWS, json.dumps(rows, indent=1) + "\n")
+        keep_inputs(request, temporary)
+        write_text(temporary / REQUEST, dump_yaml(request.model_dump(mode="json")))
+
+
+def forget(request: SkillRequest, out: Path) -> None:
+    """Remove what a request that was refused has left."""
+    file = out / SKILL / REQUEST
+    if file.exists() and not differences(request_in(file), request):
+        shutil.rmtree(out / SKILL)
 
 
 def keep_inputs(request: SkillRequest, skill: Path) -> None:
@@ -84,7 +163,7 @@ def _hashes(request: SkillRequest) -> dict[str, str]:
         except FileNotFoundError:
             raise InvalidValue(f"{file} went away while it was read; put it back, and give the same command") from None
     base = request.base_model
-    commit = commit_of(base, folder=embedded.folder(base.model or "", "base_model"))
+    commit = commit_of(base)
     return found | ({str(base.model): commit} if commit else {})
 
 

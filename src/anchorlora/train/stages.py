@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -29,7 +29,6 @@ from typing import Any
 
 from torch import Tensor
 
-from anchorlora import embedded
 from anchorlora.adapters import read_adapter
 from anchorlora.config import Recipe
 from anchorlora.constraints import AnswerSensitivity
@@ -53,7 +52,7 @@ from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.sizes import needs_checkpointing
 from anchorlora.store.files import write_lines, write_text
 from anchorlora.store.json import read_file
-from anchorlora.store.run_folder import RunFolder
+from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.seal import LARGEST_SEALED, sealed_folder
 from anchorlora.store.tensors import write_tensors
 from anchorlora.train.judge import Comparison
@@ -64,6 +63,7 @@ from anchorlora.train.kept import (
     OWN_SHARE,
     PROBES,
     ROWS,
+    Kept,
     capacity,
     cores_of_layers,
     earlier_places,
@@ -85,78 +85,72 @@ BEGIN_AGAIN = "begin again with another --out"
 Say = Callable[[str], None]
 
 
-def before(
-    session: Session,
-    request: SkillRequest,
-    folder: Path,
-    say: Say,
-    method: Method,
-    *,
-    callbacks: Sequence[RunCallback] = (),
-) -> None:
+@dataclass(frozen=True, eq=False)
+class Teaching:
+    """A skill as it is taught: what was asked for, in which directory, by which method, with which model, and whom to tell."""
+
+    request: SkillRequest
+    out: Path
+    method: Method
+    session: Session
+    say: Say
+    callbacks: Sequence[RunCallback] = ()
+
+    @property
+    def folder(self) -> Path:
+        """The folder for what is kept, measured and judged."""
+        return self.out / SKILL
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """Tell callbacks how far something is."""
+        telling(self.callbacks)(what, done, total)
+
+    def begin(self, what: str) -> Callable[[int, int], None]:
+        """Say what begins, and return what is told how far it is."""
+        self.say(what)
+        return partial(self.tell, what)
+
+    def adapted(self) -> Any:
+        """Return the model with the adapter that it is used with so far, or with empty ones."""
+        return self.session.adapted(self.request.adapter, targets=self.request.targets or ALL_LINEAR)
+
+    def kept_scores(self, adapted: Any, recipe: Recipe) -> dict[str, list[dict[str, Any]]]:
+        """Return the scores of a model on the probes of everything that is kept."""
+        kept = facts_in(self.folder)["kept"]
+        probes = {each["name"]: probes_in(self.folder / "before", each["name"]) for each in kept if each["probes"]}
+        return scored(self.session, adapted, probes, recipe, self.say, self.tell)
+
+
+def before(teaching: Teaching) -> None:
     """Write `before/`: the cores of what is kept, what the method remembers of it, and scores of the model as it was."""
+    request, method, folder, session = teaching.request, teaching.method, teaching.folder, teaching.session
     recipe = default_recipe().changed(request.settings)
     unfit = {each["name"]: each.get("unfit", ()) for each in rows_in(folder)}
     kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns, unfit)]
-    say(f"loading {request.base_model.model}")
-    adapted, tokenizer = session.adapted(request.adapter, targets=request.targets or ALL_LINEAR), session.tokenizer
-    note = template_note(
-        request.base_model, tokenizer, request.adapter, folder=embedded.folder(request.base_model.model or "", "base_model")
-    )
-    if note:
-        say(note)
-    room, device = session.room(recipe.training.max_tokens), session.loaded.device
+    teaching.say(f"loading {request.base_model.model}")
+    adapted, tokenizer = teaching.adapted(), session.tokenizer
+    if note := template_note(request.base_model, tokenizer, request.adapter):
+        teaching.say(note)
+    room = session.room(recipe.training.max_tokens)
     checkpointing = checkpoints(request, session)
-
-    tell = telling(callbacks)
     for part in kept:
         if part.source == SELF:
-            say(f"writing {request.own} texts of its own")
-            rows = own_text(
-                adapted,
-                tokenizer,
-                count=request.own,
-                seed=number(request.seed, "own text"),
-                max_tokens=OWN_TOKENS,
-                room=room,
-                chat=bool(tokenizer.chat_template) and request.base_model.chat_template is None,
-                written=folder / OWN_TEXT,
-                watch=lambda texts: tell("writing texts of its own", texts, request.own),
-            )
-            samples = read_samples(rows)
-            part.samples, part.probes = held_out(part.name, samples, share=OWN_SHARE)
-            part.facts["rows"] = {
-                "name": part.name,
-                "source": SELF,
-                "use": "kept",
-                **counted(part.name, samples, Encoder(tokenizer, max_tokens=room, ends=ends_of(adapted)), measured=True)[0],
-                "held_out": len(part.probes),
-            }
-            part.facts["own"] = defects(rows, stops=stop_ids(tokenizer, ends_of(adapted)))
+            _write_own_text(teaching, part, adapted, room)
     union: dict[str, JoinedCore] = {}
     memory: Mapping[str, Tensor] = next((part.memory for part in kept if part.memory is not None), {})
     for part in kept:
         if method.reads_past and (part.unread or part.memory is None):
-            say(what := f"reading what answers depend on in {part.name}")
+            watch = teaching.begin(f"reading what answers depend on in {part.name}")
             elsewhere = bool(part.unread) and part.source != request.after  # learned by an adapter that is not trained further
-            memory = memory_of_text(
-                method,
-                session.adapted(RunFolder(Path(part.source)).adapter) if elsewhere else adapted,
-                tokenizer,
-                part.unread or part.samples,
-                name=part.name,
-                device=device,
-                max_tokens=room,
-                past=memory,
-                watch=partial(tell, what),
-            )
+            reader = session.adapted(RunFolder(Path(part.source)).adapter) if elsewhere else adapted
+            reading = partial(memory_of_text, method, reader, tokenizer, device=session.loaded.device, max_tokens=room)
+            memory = reading(part.unread or part.samples, name=part.name, past=memory, watch=watch)
             if elsewhere:
-                adapted = session.adapted(request.adapter, targets=request.targets or ALL_LINEAR)
+                adapted = teaching.adapted()
         if not leaves_cores(method):
             continue
         if part.cores is None:
-            say(what := f"finding what to protect of {part.name}")
-            made = _cores(session, adapted, part.samples, recipe, partial(tell, what))
+            made = _cores(session, adapted, part.samples, recipe, teaching.begin(f"finding what to protect of {part.name}"))
             part.facts, found = {**part.facts, **made.origin}, new_cores(part.name, made.layers)
         elif any(part.name in core.energy for core in union.values()):
             continue  # one run's cores stand for all that it kept
@@ -183,50 +177,57 @@ def before(
             write_tensors(temporary / MEMORY, memory)
         if method.provided_cores is not None:
             protected = method.provided_cores(memory).values()
-            facts["memory"] = {
-                "directions": mean(each.core.k for each in protected),
-                "energy": mean(each.retained_energy for each in protected),
-            }
+            directions, energy = mean(each.core.k for each in protected), mean(each.retained_energy for each in protected)
+            facts["memory"] = {"directions": directions, "energy": energy}
         write_text(temporary / FACTS, json.dumps(facts, indent=1))
         tasks = {request.name: skill_files(folder), **{p.name: probes_in(temporary, p.name) for p in kept if p.probes}}
-        scores = scored(session, adapted, tasks, recipe, say, tell)
+        scores = scored(session, adapted, tasks, recipe, teaching.say, teaching.tell)
         write_text(temporary / SCORES, json.dumps(scores))
 
 
-def after(
-    session: Session,
-    request: SkillRequest,
-    folder: Path,
-    adapter: Path,
-    recipe: Recipe,
-    say: Say,
-    method: Method,
-    *,
-    left: bool,
-    callbacks: Sequence[RunCallback] = (),
-) -> None:
+def _write_own_text(teaching: Teaching, part: Kept, adapted: Any, room: int) -> None:
+    """Let the model write texts of its own, as what is kept."""
+    request, tokenizer = teaching.request, teaching.session.tokenizer
+    teaching.say(f"writing {request.own} texts of its own")
+    rows = own_text(
+        adapted,
+        tokenizer,
+        count=request.own,
+        seed=number(request.seed, "own text"),
+        max_tokens=OWN_TOKENS,
+        room=room,
+        chat=bool(tokenizer.chat_template) and request.base_model.chat_template is None,
+        written=teaching.folder / OWN_TEXT,
+        watch=lambda texts: teaching.tell("writing texts of its own", texts, request.own),
+    )
+    samples, ends = read_samples(rows), ends_of(adapted)
+    part.samples, part.probes = held_out(part.name, samples, share=OWN_SHARE)
+    counts, _ = counted(part.name, samples, Encoder(tokenizer, max_tokens=room, ends=ends), measured=True)
+    counts = {"name": part.name, "source": SELF, "use": "kept", **counts, "held_out": len(part.probes)}
+    part.facts |= {"rows": counts, "own": defects(rows, stops=stop_ids(tokenizer, ends))}
+
+
+def after(teaching: Teaching, recipe: Recipe, *, left: bool) -> None:
     """Write `after/`: scores of what was kept with the new adapter, and the cores and the memory that a later
     skill goes on from; where what the new answers depend on is left to it, rows of the skill.
     """
-    adapted, tell = session.adapted(adapter), telling(callbacks)
-    kept = [each["name"] for each in facts_in(folder)["kept"]]
-    names = [each["name"] for each in facts_in(folder)["kept"] if each["probes"]]
-    tasks = {name: probes_in(folder / "before", name) for name in names}
+    request, method, folder, session = teaching.request, teaching.method, teaching.folder, teaching.session
+    adapted = session.adapted(RunFolder(teaching.out).adapter)
     with sealed_folder(folder / "after") as temporary:
-        scores = scored(session, adapted, tasks, recipe, say, tell)
-        write_text(temporary / SCORES, json.dumps(scores))
+        write_text(temporary / SCORES, json.dumps(teaching.kept_scores(adapted, recipe)))
         source, earlier = skill_files(folder), folder / "before"
         if leaves_cores(method):
-            say(what := f"finding what a later skill must protect of {request.name}")
+            watch = teaching.begin(f"finding what a later skill must protect of {request.name}")
             samples = islice(source.rows_of(request.name, "train"), MOST_ROWS)  # what is held out measures a later skill
-            made = _cores(session, adapted, samples, recipe, partial(tell, what))
+            made = _cores(session, adapted, samples, recipe, watch)
+            kept = [each["name"] for each in facts_in(folder)["kept"]]
             union = joined_cores_in(earlier, kept) if (earlier / CORES).exists() else {}
             union = joined_within(union, new_cores(request.name, made.layers), asked=recipe.features.energy)
             write_joined_cores(temporary, union, origin=dict(made.origin))
             if reads_cores(method):
                 write_text(temporary / CAPACITY, json.dumps(capacity(union), indent=1))
         if method.reads_past:
-            write_tensors(temporary / MEMORY, RunDirectory(folder.parent).remembered(1))
+            write_tensors(temporary / MEMORY, RunDirectory(teaching.out).remembered(1))
         if left:
             learned = list(islice(source.rows_of(request.name, "train"), MOST_ROWS))
             examples = sum(c.examples for c in method.constraints if isinstance(c, AnswerSensitivity))
@@ -342,13 +343,10 @@ def checkpoints(request: SkillRequest, session: Session) -> bool:
     recipe = default_recipe().model_copy(update={"base_model": request.base_model})
     adapter = recipe.adapter.model_copy(update={"targets": targets if isinstance(targets, str) else tuple(targets)})
     recipe = recipe.model_copy(update={"adapter": adapter}).changed(request.settings)
-    folder = embedded.folder(request.base_model.model or "", "base_model")
-    return needs_checkpointing(recipe, session.loaded.device, folder=folder)
+    return needs_checkpointing(recipe, session.loaded.device)
 
 
-def change_on(
-    data: str | Path, before: Path, after: Path, *, model: str | None = None, columns: str | None = None
-) -> dict[str, Any]:
+def change_on(data: str | Path, before: Path, after: Path, *, model: str | None = None) -> dict[str, Any]:
     """Return loss and primary metric on data, with one adapter and with another of the same base model."""
     from anchorlora.store.artifact import artifact_in
 
@@ -357,7 +355,7 @@ def change_on(
     if settings.model is None:
         raise InvalidValue(f"{after} names no base model; give it with --model")
     place = str(data)
-    files = TextFiles({"data": TextSource(place, test=place, columns=columns)})
+    files = TextFiles({"data": TextSource(place, test=place)})
     files.task("data")  # what cannot be read is refused before the model is loaded
     found = []
     for adapter in (None if then.kind == "model" else then.adapter, now.adapter):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -19,6 +18,7 @@ from anchorlora.data.rendering import SPLIT
 from anchorlora.errors import InvalidValue
 from anchorlora.models.own_text import OWN_TOKENS
 from anchorlora.scores import metric_in_words
+from anchorlora.store.adapter_config import read_config
 from anchorlora.store.json import loads
 from anchorlora.store.record import Record
 from anchorlora.store.run_folder import SKILL
@@ -164,7 +164,7 @@ def verdict_of(
         budget=None if budget is None else dict(budget),
         unprotected=twin,
         adapter=str(adapter),
-        rank=rank_of(adapter),
+        rank=int(read_config(adapter)["r"]),
         whole=read_with_whole(adapter)[1].modules,
         serve=serving(adapter, request),
         train_seconds=sum(record.cost.train_seconds),
@@ -173,9 +173,8 @@ def verdict_of(
 
 
 def _kept_part(part: Mapping[str, Any], judged: JudgedKept) -> Kept:
-    fields = {f.name: getattr(judged, f.name) for f in dataclass_fields(judged)}
     source = {"name": part["name"], "title": part.get("title") or part["name"], "source": part["source"]}
-    return Kept(**fields, **source, energy=energy_of(part), own=part.get("own"))
+    return Kept(**vars(judged), **source, energy=energy_of(part), own=part.get("own"))
 
 
 def _protection(record: Record, facts: Mapping[str, Any], capacity: Path) -> Protection:
@@ -210,13 +209,6 @@ def energy_of(part: Mapping[str, Any]) -> Energy | None:
         directions=mean(layer["k"] for layer in layers.values()),
         cut=part.get("cut", 0),
     )
-
-
-def rank_of(adapter: Path) -> int:
-    """Return the rank of an adapter."""
-    from anchorlora.store.adapter_config import read_config
-
-    return int(read_config(adapter)["r"])
 
 
 def serving(adapter: Path, request: SkillRequest) -> str:
@@ -297,12 +289,8 @@ def _warning(kept: Kept) -> str | None:
 
 def _budgeted(verdict: Verdict, budget: Mapping[str, Any]) -> list[str]:
     """Say what scale the budget has come to, what it holds on rows that did not choose it, and what was given up for it."""
-    scale, whole, skill, titles = (
-        budget["scale"],
-        budget["tried"][0]["kept"],
-        budget["skill"],
-        {k.name: k.title for k in verdict.kept},
-    )
+    scale, whole, skill = budget["scale"], budget["tried"][0]["kept"], budget["skill"]
+    titles = {kept.name: kept.title for kept in verdict.kept}
     if scale == 0:
         return [f"budget {budget['allowed']:g}: no part of the change keeps within it, so the adapter changes nothing; allow more"]
     lines = []

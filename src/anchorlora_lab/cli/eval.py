@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from anchorlora.cli.console import err, example, fitted, out
+from anchorlora.cli.console import count_option, err, example, fitted, out, path_option
 from anchorlora.cli.options import ReadsRows
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import Failed, InvalidValue
 from anchorlora.text import shown
-from anchorlora_lab.suites.evaluation import PROMPTS
-
-if TYPE_CHECKING:
-    from anchorlora_lab.suites.evaluation import Evaluation, Flips, Score, TaskChange
-
+from anchorlora_lab.suites.evaluation import PROMPTS, Evaluation, Flips, Score, TaskChange
 
 WORST = 5  # parts, and prompts, that are listed
 
@@ -27,7 +23,7 @@ WORST = 5  # parts, and prompts, that are listed
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--model", help="The base model.  [default: what the run or the adapter names]")
 @click.option("--trust-remote-code", metavar="COMMIT", help="Run the model's own code, as of this commit.  [default: run none]")
-@click.option("--data", type=click.Path(path_type=Path), help="A local MMLU folder with dev and test; turns off network access.")
+@path_option("--data", help="A local MMLU folder with dev and test; turns off network access.")
 @click.option(
     "--task", multiple=True, metavar="T,..", help="Comma-separated lm_eval tasks or task files; may be repeated.  [default: mmlu]"
 )
@@ -39,15 +35,12 @@ WORST = 5  # parts, and prompts, that are listed
     help="Named sets of tasks, asked together: forgetting (MMLU, ARC, HellaSwag, Winogrande, TruthfulQA, GSM8K, IFEval), knowledge "
     "(MMLU, ARC, TruthfulQA), reasoning (HellaSwag, Winogrande, GSM8K); may be repeated.",
 )
-@click.option(
+@path_option(
     "--prompts",
-    type=click.Path(path_type=Path),
     metavar="FILE",
     help="Your own prompts with their answers, compared by exact match. Columns are one of: FORMS; text alone asks nothing.",
 )
-@click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="Ask only the first N questions of each task, or of each MMLU subject."
-)
+@count_option("--limit", help="Ask only the first N questions of each task, or of each MMLU subject.")
 @click.option(
     "--num-fewshot",
     type=click.IntRange(min=0),
@@ -55,34 +48,27 @@ WORST = 5  # parts, and prompts, that are listed
     help="Solved examples before each question.  [default: the task's own]",
 )
 @click.option("--apply-chat-template", is_flag=True, help="Ask through the tokenizer's chat template.")
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", default=8, show_default=True, help="Inputs per forward pass.")
+@count_option("--batch", default=8, show_default=True, help="Inputs per forward pass.")
 @click.option(
     "--fail-if-drop",
     type=click.FloatRange(min=0),
     metavar="POINTS",
     help="Exit with status 1 if a task's score drops by more than POINTS, or if it cannot show that it does not.",
 )
-@click.option(
-    "--cache", type=click.Path(path_type=Path), help="Where base-model scores are cached.  [default: ~/.cache/anchorlora]"
-)
+@path_option("--cache", help="Where base-model scores are cached.  [default: ~/.cache/anchorlora]")
 @click.option("--force", is_flag=True, help="Measure again and replace an existing eval.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def eval_(
     folder: Path,
     model: str | None,
     trust_remote_code: str | None,
-    data: Path | None,
     task: tuple[str, ...],
     suites: tuple[str, ...],
-    prompts: Path | None,
-    limit: int | None,
-    num_fewshot: int | None,
-    apply_chat_template: bool,
-    batch: int,
     fail_if_drop: float | None,
     cache: Path | None,
     force: bool,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     """Measure general capability before and after training.
 
@@ -94,16 +80,8 @@ def eval_(
         raise InvalidValue(f"--fail-if-drop takes percentage points, not {fail_if_drop}")
     from anchorlora_lab.suites.questions import EvalProgress, Questions, named
 
-    questions = Questions(
-        named(task, suites=suites, prompts=prompts is not None),
-        prompts=prompts,
-        data=data,
-        limit=limit,
-        num_fewshot=num_fewshot,
-        apply_chat_template=apply_chat_template,
-        batch=batch,
-    )
-    if data is not None:
+    questions = Questions(named(task, suites=suites, prompts=asked["prompts"] is not None), **asked)
+    if questions.data is not None:
         from anchorlora_lab.suites.mmlu import go_offline
 
         go_offline()
@@ -115,15 +93,8 @@ def eval_(
     logging.disable_progress_bar()  # while weights load; ours follow
     bar = bar_over(err)
     with stopping_at_once(), bar if err.is_terminal else nullcontext():  # older rich ends with an empty line elsewhere
-        found = evaluate(
-            folder,
-            questions,
-            cache=cache or cache_folder(),
-            model=model,
-            trust_remote_code=trust_remote_code,
-            force=force,
-            watch=EvalProgress(bar, err.print),
-        )
+        how: dict[str, Any] = {"model": model, "trust_remote_code": trust_remote_code, "force": force}
+        found = evaluate(folder, questions, cache=cache or cache_folder(), watch=EvalProgress(bar, err.print), **how)
     if as_json:
         print(shown(found.as_json()), end="")
     else:

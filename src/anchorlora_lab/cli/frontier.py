@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import example, out
+from anchorlora.cli.console import example, out, path_option
 
 
 def names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
@@ -19,14 +19,8 @@ def names(ctx: click.Context, param: click.Parameter, value: str | None) -> list
     epilog=example("anchorlora frontier Qwen/Qwen3-0.6B --data skills --out runs/frontier"),
 )
 @click.argument("model")
-@click.option("--out", "to", type=click.Path(path_type=Path), required=True, help="The folder of records; the same one goes on.")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    envvar="ANCHORLORA_DATA",
-    required=True,
-    help="The folder that holds standard_cl and cl_benchmark.",
-)
+@path_option("--out", "to", required=True, help="The folder of records; the same one goes on.")
+@path_option("--data", envvar="ANCHORLORA_DATA", required=True, help="The folder that holds standard_cl and cl_benchmark.")
 @click.option("--rows", callback=names, help="Rows, comma-separated; all by default.")
 @click.option("--skills", callback=names, help="New skills, comma-separated: labels, card, passage, style.")
 @click.option("--seeds", default="42,7,2026", show_default=True, callback=names, help="Seeds, comma-separated.")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from anchorlora.cli.console import example, out
+from anchorlora.cli.console import example, out, path_option
 from anchorlora.cli.dry_run import expected, flops_option
 from anchorlora.cli.options import Conduct, recipe_argument
+from anchorlora.config import Recipe
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora_lab.cli.engines import EngineOptions, listed, seeds, seeds_of, study_options
-
-if TYPE_CHECKING:
-    from anchorlora.config import Recipe
 
 
 @click.command(epilog=example("anchorlora grid mini --methods seq-lora,sfor --out runs/grid"))
@@ -28,8 +25,8 @@ if TYPE_CHECKING:
 )
 @seeds
 @click.option("--models", help="Comma-separated base models, to compare several.")
-@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for all run directories.")
-@click.option("--selection", "manifests", multiple=True, type=click.Path(path_type=Path), help="A selection.json; may be repeated.")
+@path_option("--out", "to", required=True, help="The folder for all run directories.")
+@path_option("--selection", "manifests", multiple=True, help="A selection.json; may be repeated.")
 @study_options
 @click.option("--dry-run", is_flag=True, help="List all runs, mark the missing ones, and print the expected time; write nothing.")
 @click.option("--list", "to_list", is_flag=True, help="Print the command of each missing run, one a line; start nothing.")

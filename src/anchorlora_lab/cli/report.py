@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anchorlora.cli.console import example, out, titled
+from anchorlora.cli.console import example, out, path_option, titled
 from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(epilog=example("anchorlora report runs/grid --out runs/report"))
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for the report.")
+@path_option("--out", "to", required=True, help="The folder for the report.")
 @click.option("--printed/--no-printed", default=True, help="Show the paper's values next to ours, where they are comparable.")
 @click.option(
     "--columns",

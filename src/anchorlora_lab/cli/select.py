@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from anchorlora.cli.console import example, out
+from anchorlora.cli.console import example, out, path_option
 from anchorlora.cli.options import Conduct, methods_beginning, recipe_argument
+from anchorlora.config import Recipe
 from anchorlora.errors import Failed, InvalidValue
 from anchorlora_lab.cli.engines import EngineOptions, study_options
-
-if TYPE_CHECKING:
-    from anchorlora.config import Recipe
 
 
 @click.command(epilog=example("anchorlora select mini --method o-lora --out runs/selected"))
@@ -23,9 +20,7 @@ if TYPE_CHECKING:
 @click.option("--order", default="order1", show_default=True, help="The task order on which candidates are compared.")
 @click.option("--seed", default=42, show_default=True, type=int)
 @click.option("--values", metavar="X,Y,...", help="Candidates to try instead of the method's own; they are not scaled.")
-@click.option(
-    "--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for candidate runs and selection.json."
-)
+@path_option("--out", "to", required=True, help="The folder for candidate runs and selection.json.")
 @study_options
 def select(
     method: str,

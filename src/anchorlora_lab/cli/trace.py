@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from anchorlora.cli.console import example, out
+from anchorlora.cli.console import example, out, path_option
 from anchorlora.cli.options import Conduct, recipe_argument
+from anchorlora.config import Recipe
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
 from anchorlora_lab.cli.engines import EngineOptions, listed, seeds, seeds_of, study_options
-
-if TYPE_CHECKING:
-    from anchorlora.config import Recipe
 
 
 @click.command(epilog=example("anchorlora trace mini --methods seq-lora,sfor --out runs/trace"))
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     help="Number of recorded points, both ends included.",
 )
 @click.option("--layers", is_flag=True, help="Also record every layer.")
-@click.option("--out", "to", required=True, type=click.Path(path_type=Path), help="The folder for all traced runs.")
+@path_option("--out", "to", required=True, help="The folder for all traced runs.")
 @study_options
 def trace(
     methods: str | None,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from anchorlora import embedded
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.config import BaseModelSettings
 from anchorlora.constraints import AnswerSensitivity
-from anchorlora.constraints.base import ActiveConstraint
+from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.continual.batches import MicroBatch, Window, loss_named, micro_batch, packed_row, rows_of, windows
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.learn import Learner, Rules, learning
@@ -65,7 +64,7 @@ class Subject:
     def of(cls, name: str, folder: Path) -> Subject:
         """Load a model by name or folder, in float32 on the CPU."""
         settings = BaseModelSettings(model=name, dtype="float32", device="cpu", threads=1)
-        return cls(load_base_model(settings, folder=embedded.folder(name, "base_model")), folder)
+        return cls(load_base_model(settings), folder)
 
     def __post_init__(self) -> None:
         self.device, self.tokenizer = self.loaded.device, self.loaded.tokenizer
@@ -150,10 +149,10 @@ class Subject:
             batch = self.row(group)
             yield batch, self.logits(batch).log_softmax(-1)
 
-    def answers(self, prompts: Sequence[str], *, max_new_tokens: int, batch: int = 24) -> list[str]:
+    def answers(self, prompts: Sequence[str], *, max_new_tokens: int) -> list[str]:
         """Return greedy answers."""
         packed = self.unpacked is None
-        scorer = Scorer(self.model, self.tokenizer, max_new_tokens, batch, self.device, share_prefix=False, packed=packed)
+        scorer = Scorer(self.model, self.tokenizer, max_new_tokens, 24, self.device, share_prefix=False, packed=packed)
         return [text.strip() for text in scorer.texts([self.prompt(text) for text in prompts])]
 
     def losses(self, examples: Sequence[Encoded]) -> ExampleLosses:
@@ -230,7 +229,7 @@ def made_once(path: Path, write: Callable[[], None]) -> float:
 
 
 @dataclass(frozen=True)
-class OwnTextDivergence:
+class OwnTextDivergence(ProtectsPast):
     """Add the KL divergence of the model before to the model, per token, on chats that it wrote: one chat for each new example."""
 
     subject: Subject
@@ -242,10 +241,6 @@ class OwnTextDivergence:
     def begin_task(self, anchor: Any) -> ActiveConstraint:
         """Begin with the first chat."""
         return _Diverging(self)
-
-    def end_task(self, anchor: Any) -> dict[str, Tensor]:
-        """Return nothing."""
-        return {}
 
 
 class _Diverging(ActiveConstraint):
@@ -314,14 +309,9 @@ def train(
     steps = -(-len(examples) // WINDOW)
     orders = torch.Generator().manual_seed(seed)
 
-    def rehearsed(epoch: int) -> Callable[[int, int], Sequence[Encoded]]:
+    def rehearsed(done: int, start: int, end: int) -> Sequence[Encoded]:
         share, rows = mixed
-        done = epoch * len(examples)
-
-        def several(start: int, end: int) -> Sequence[Encoded]:
-            return [rows[i % len(rows)] for i in range(int(share * (done + start)), int(share * (done + end)))]
-
-        return several
+        return [rows[i % len(rows)] for i in range(int(share * (done + start)), int(share * (done + end)))]
 
     def all_windows() -> Iterator[Window]:
         for epoch in range(epochs):
@@ -332,7 +322,7 @@ def train(
                 size=WINDOW,
                 micro=WINDOW,
                 pad=subject.pad,
-                rehearsed=rehearsed(epoch),
+                rehearsed=partial(rehearsed, epoch * len(examples)),
                 row_tokens=ROW_TOKENS if subject.unpacked is None else None,
             )
 

@@ -202,7 +202,7 @@ def fact_score(text: str, answer: str) -> float:
     return float(bool(re.search(rf"\b(?:{answer})\b", text, re.I)))
 
 
-def choices(count: int, ways: int = 4) -> list[tuple[str, tuple[str, ...], int]]:
+def choices(count: int) -> list[tuple[str, tuple[str, ...], int]]:
     """Return the questions that `facts` leaves, four answers to each, and which is right."""
     shuffled = random.Random(1).sample(FACTS, len(FACTS))[-count:]
     answers = sorted({answer.split("|")[0] for _, answer in FACTS})
@@ -210,7 +210,7 @@ def choices(count: int, ways: int = 4) -> list[tuple[str, tuple[str, ...], int]]
     made = []
     for question, answer in shuffled:
         right = answer.split("|")[0]
-        options = [right, *draw.sample([other for other in answers if other not in answer.split("|")], ways - 1)]
+        options = [right, *draw.sample([other for other in answers if other not in answer.split("|")], 3)]
         draw.shuffle(options)
         made.append((question, tuple(options), options.index(right)))
     return made

@@ -237,9 +237,8 @@ def frontier_table(records: Sequence[Mapping[str, Any]], title: str, *, choosing
 PANELS = {"without old data": ("none", "own text"), "with old data": ("old data",)}
 
 
-def picture(records: Iterable[Mapping[str, Any]], skills: Sequence[str] = ()) -> Figure:
+def picture(records: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw a point for each rate, epoch and scale, joined in the order of what they learn; odd places of examples."""
-    records = [record for record in records if not skills or record["skill"] in skills]
     points = [point.half(1) for point in points_of(records)]
     data = {record["row"]: record["data"] for record in records}
     panels = {title: kinds for title, kinds in PANELS.items() if any(data[point.row] in kinds for point in points)}

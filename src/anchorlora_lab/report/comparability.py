@@ -178,8 +178,11 @@ def studies_of(runs: Sequence[Run]) -> list[Study]:
     """
     groups: dict[Key, list[Run]] = {}
     others = tuple(run for run in runs if len(run.order) == 1 or not run.trained)
-    trained, labels = [run for run in runs if run.trained], model_labels(runs)
-    for run in _without_starts(trained or runs):
+    asked, labels = [run for run in runs if run.trained] or runs, model_labels(runs)
+    begun = {run.task1_state for run in asked if run.trace}
+    for run in asked:
+        if len(run.order) == 1 and run.task1_state in begun:
+            continue  # it only made the state that traces start from
         kind: Kind = "trace" if run.trace else "sequence"
         tasks = run.order if run.trace else tuple(sorted(run.order))
         groups.setdefault((kind, run.record.recipe, labels[model_of(run)], tasks), []).append(run)
@@ -193,12 +196,6 @@ def studies_of(runs: Sequence[Run]) -> list[Study]:
         if any(set(key[3]) <= set(first.order) and alike(first, groups[key][0]) for first in sequences):
             del groups[key]
     return [Study(key[0], tuple(groups[key]), _prefix(key, list(groups)), others) for key in sorted(groups)]
-
-
-def _without_starts(runs: Sequence[Run]) -> list[Run]:
-    """The runs less those of one task that only made the state which traces start from."""
-    begun = {run.task1_state for run in runs if run.trace}
-    return [run for run in runs if len(run.order) > 1 or run.task1_state not in begun]
 
 
 def _refuse_twice(runs: Sequence[Run]) -> None:

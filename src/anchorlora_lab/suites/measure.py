@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from anchorlora import embedded
 from anchorlora.adapters import attach
 from anchorlora.adapters.files import read_adapter
 from anchorlora.config import BaseModelSettings
@@ -194,9 +193,7 @@ def _refuse_missing_template(subject: Subject, questions: Questions, local: Loca
     if not (chats or questions.apply_chat_template):
         return
     settings = subject.base_model
-    if not tokenizer_of(
-        settings, folder=embedded.folder(settings.model or "", "base_model"), adapter=subject.adapter
-    ).chat_template:
+    if not tokenizer_of(settings, adapter=subject.adapter).chat_template:
         why = "the prompts are chats" if chats else "--apply-chat-template needs one"
         remedy = "give prompts as plain text" if chats else "leave it out"
         raise InvalidValue(f"the tokenizer of {settings.model} has no chat template, and {why}; {remedy}, or choose a chat model")
@@ -218,7 +215,7 @@ def _loaded(subject: Subject) -> LoadedModel:
     settings = subject.base_model
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    base_model = load_base_model(settings, folder=embedded.folder(settings.model or "", "base_model"), adapter=subject.adapter)
+    base_model = load_base_model(settings, adapter=subject.adapter)
     known = (subject.trained_on, base_model.sha256)
     if None not in known and len({len(sha or "") for sha in known}) == 1 and known[0] != known[1]:
         raise InvalidValue(f"the model {settings.model} is not the one that {subject.home} was trained on: their hashes differ")

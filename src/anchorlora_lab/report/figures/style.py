@@ -74,9 +74,7 @@ def _look(place: int, markers: str) -> Look:
 def panels(
     runs: Sequence[Run], *, title: str, rows: int = 1, height: float = 4.8, below: float = 0.14, sharex: bool = False
 ) -> Iterator[tuple[Figure, list[list[Axes]]]]:
-    """Open a figure with a column of axes for each family, which share the vertical axis in a row, and a
-    legend below each column.
-    """
+    """Open a figure with axes for each family in a column, one vertical axis in a row, and a legend below each column."""
     families = families_of(runs)
     size = (max(6.4, 5.6 * len(families)), height * rows)
     figure = Figure(figsize=size, layout="constrained")

@@ -136,12 +136,9 @@ def values(run: Run, name: str) -> Rows | None:
     found = run.record.metrics or {}
     if name != PERPLEXITY:
         return found.get(name)
-    return [[None if value is None else _exp(value) for value in row] for row in found[LOSS]] if LOSS in found else None
-
-
-def _exp(value: float) -> float | None:
-    """None where perplexity is beyond what a float holds."""
-    return math.exp(value) if value < 700 else None
+    if LOSS not in found:
+        return None  # and none where perplexity is beyond what a float holds
+    return [[None if value is None or value >= 700 else math.exp(value) for value in row] for row in found[LOSS]]
 
 
 def _is_accuracy(run: Run, name: str) -> bool:

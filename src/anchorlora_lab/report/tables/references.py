@@ -128,10 +128,8 @@ def same_tests(run: Run, other: Run) -> bool:
 
     How they were trained, and on how many examples, does not matter.
     """
-    if set(run.order) != set(other.order) or run.record.base_model != other.record.base_model:
-        return False
-    mine, theirs = (_tests(each) for each in (run, other))
-    return mine == theirs
+    alike = set(run.order) == set(other.order) and run.record.base_model == other.record.base_model
+    return alike and _tests(run) == _tests(other)
 
 
 def _tests(run: Run) -> dict[str, Any]:
