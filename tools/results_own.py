@@ -159,7 +159,7 @@ def differences(found: Found, ones: Sequence[str]) -> str:
 
 
 def at_best_rates() -> Found:
-    """What benchmarks/best_rates.py wrote: each row at the rate that a holdout chose, which its name has; † at an end of the rates."""
+    """What benchmarks/best_rates.py wrote: each row at the rate that a holdout chose, which its name has; † at an end."""
     found: Found = {}
     for place in sorted((RESULTS / "rates/test").glob("*")):
         for run in find_runs([place]):

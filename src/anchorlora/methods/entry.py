@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal, TypeVar
-
-from pydantic import TypeAdapter
 
 Described = TypeVar("Described")
 Scaled = Literal["as declared", "fisher", "sparsity"]
 
+SHARED = "Shared adapter: fixed total rank"  # groups of the paper's main table, with the components that its other tables have
+CUMULATIVE = "Cumulative adapter: matched block growth"
+REFERENCE = "Other rehearsal-free references"
+REPLAY = "Replay reference: historical examples available"
 OUTSIDE = "Other methods"
-GROUPS = (  # of the paper's main table, with the components that its other tables have
-    "Shared adapter: fixed total rank",
-    "Cumulative adapter: matched block growth",
-    "Other rehearsal-free references",
-    "Replay reference: historical examples available",
-    OUTSIDE,
-)
+GROUPS = (SHARED, CUMULATIVE, REFERENCE, REPLAY, OUTSIDE)
 
 EXAMPLES, ROWS, NOTHING = (  # what is there at the end of each task
     "64 of its examples, then nothing",
@@ -66,8 +61,3 @@ class CatalogEntry:
     def of(self, method: Described) -> Described:
         """Return the method with this entry."""
         return replace(method, entry=self)  # type: ignore[type-var]  # a `Method`, which this file does not know
-
-
-def read_entries() -> dict[str, CatalogEntry]:
-    """Return the entries of our methods, by name, as `catalog.json` has them."""
-    return TypeAdapter(dict[str, CatalogEntry]).validate_json(Path(__file__).with_name("catalog.json").read_bytes())
