@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchorlora.data import Example, Sample, TextFiles, TextSource, fingerprint, held_apart
-from anchorlora.data.holdout import RowHashes, text_hash
+from anchorlora.data.holdout import RowHashes, also_learned, text_hash
 from anchorlora.train.kept import held_out
 
 
@@ -149,3 +149,27 @@ def test_what_cannot_be_measured_is_never_held_out_nor_what_goes_with_it(texts, 
         assert not {texts[i] for i in held} & {texts[i] for i in unfit}
         assert bool(held) is bool(set(texts) - {texts[i] for i in unfit})
     assert rows.repeated == len(texts) - len(set(texts))
+
+
+WORDS = st.sampled_from(["a", "b ", " a", "c d", "c  d"])
+
+
+@given(
+    st.lists(st.tuples(WORDS, WORDS), max_size=5),
+    st.lists(st.tuples(WORDS, WORDS), max_size=5),
+    st.sampled_from(["pair", "chat", "text"]),
+)
+def test_rows_of_a_test_file_that_are_trained_on_are_those_that_a_holdout_would_not_part(tested, learned, form):
+    def row(asked, said):
+        if form == "chat":
+            return Sample("r", ({"role": "user", "content": asked}, {"role": "assistant", "content": said}))
+        return Sample("r", asked + said, given=len(asked) if form == "pair" else 0)
+
+    def together(one, other):
+        both = RowHashes("t")
+        both.add(row(*one))
+        both.add(row(*other))
+        return both.together == 1
+
+    found = also_learned("t", [row(*each) for each in tested], [row(*each) for each in learned])
+    assert found == sum(any(together(each, other) for other in learned) for each in tested)

@@ -168,7 +168,11 @@ def test_columns_of_other_names_and_unknown_ones(tokenizer, tmp_path):
     rows = [{"question": f"q{i}", "reply": f"r{i}", "other": None} for i in range(20)]
     named = files(tmp_path, rows, columns="prompt=question,completion=reply")
     assert next(named.examples("t", "train")).label.startswith("r")
-    for columns, said in (("prompt=question,completion=nothing", "no column 'nothing'"), ("ask=question", "is not a known column")):
+    for columns, said in (
+        ("prompt=question,completion=nothing", "no column 'nothing'"),
+        ("ask=question", "is not a known column"),
+        ("prompt=question,prompt=reply", "names one column twice"),
+    ):
         with pytest.raises(InvalidValue, match=said):
             next(files(tmp_path, rows, columns=columns).examples("t", "train"))
 

@@ -86,3 +86,6 @@ def test_right_answers_score_one_and_losses_and_texts_are_plain_transformers(fam
     capsys.readouterr()
     found = json.loads((tmp_path / "out/skill/verdict.json").read_text())
     assert (found["skill"]["metric"]["before"], found["skill"]["metric"]["after"]) == (100.0, 100.0)
+    (tested,) = (each for each in found["rows"] if each["use"] == "tested")
+    assert tested["also_learned"] == len(chats)
+    assert f"{len(chats)} of {len(chats)} rows of the test file have the text" in "\n".join(found["sentences"])

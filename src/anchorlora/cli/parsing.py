@@ -103,7 +103,7 @@ def targets_named(text: str) -> tuple[str, ...] | str:
     try:
         return names_of_modules(text)
     except ValueError as error:
-        raise InvalidValue(f"--targets {text!r:.80} {error}") from None
+        raise InvalidValue(f"--targets: {error}") from None
 
 
 def settings_of(pairs: Sequence[str]) -> tuple[dict[str, str], dict[str, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from anchorlora.data.samples import Sample
 
@@ -30,13 +30,12 @@ class RowHashes:
 
     def add(self, sample: Sample) -> None:
         """Add the next row."""
-        number, own = len(self.hashes), text_hash(self.name, sample)
-        self.hashes.append(own)
+        number = len(self.hashes)
+        self.hashes.append(text_hash(self.name, sample))
         self._parents.append(number)
-        for key in (own, _beginning(sample)):
-            if key is not None:
-                roots = self._root(self._first.setdefault(key, number)), self._root(number)
-                self._parents[max(roots)] = min(roots)
+        for key in _keys(self.name, sample):
+            roots = self._root(self._first.setdefault(key, number)), self._root(number)
+            self._parents[max(roots)] = min(roots)
 
     @property
     def repeated(self) -> int:
@@ -73,6 +72,18 @@ class RowHashes:
             self._parents[number] = self._parents[self._parents[number]]
             number = self._parents[number]
         return number
+
+
+def also_learned(name: str, tested: Iterable[Sample], learned: Iterable[Sample]) -> int:
+    """Return how many rows of a test file have the text, the prompt or the beginning of a row that is trained on."""
+    known = {key for sample in learned for key in _keys(name, sample)}
+    return sum(not known.isdisjoint(_keys(name, sample)) for sample in tested)
+
+
+def _keys(name: str, sample: Sample) -> tuple[int, ...]:
+    """Hashes of a row's text and, if it has one, of its beginning: rows that share one are taken together."""
+    beginning = _beginning(sample)
+    return (text_hash(name, sample), *(() if beginning is None else (beginning,)))
 
 
 def _beginning(sample: Sample) -> int | None:

@@ -93,6 +93,8 @@ def _names(column: str | None) -> dict[str, str]:
     for known, called in names.items():
         if known not in allowed or not called:
             raise InvalidValue(f"{column!r}: {known!r} is not a known column; pairs are KNOWN=YOURS with {', '.join(allowed)}")
+    if len(names) < len(pairs):
+        raise InvalidValue(f"{column!r} names one column twice; give every KNOWN=YOURS once")
     return names
 
 

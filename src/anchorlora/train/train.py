@@ -13,6 +13,7 @@ from anchorlora.config import Recipe
 from anchorlora.continual.callback import RunCallback, Tell
 from anchorlora.continual.data import counting
 from anchorlora.data import Encoder, TextFiles
+from anchorlora.data.holdout import also_learned
 from anchorlora.data.templates import refuse_deaf
 from anchorlora.data.text import counted
 from anchorlora.errors import AnchorloraError, Interrupted, InvalidValue
@@ -278,6 +279,8 @@ def _counted(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, 
             total = sum(1 for _ in source.samples(place))  # takes a thirtieth of their encoding
             samples = counting(source.samples(place), partial(tell, f"reading rows of {name}: {use}"), total)
             found, _ = counted(name, samples, encoder)
+            if use == "tested":
+                found["also_learned"] = also_learned(name, source.samples(place), source.samples(source.train))
             rows.append(
                 {"name": name, "source": place, "use": use, **found, "held_out": held if use == "learned" else found["read"]}
             )

@@ -314,6 +314,11 @@ def _counted(rows: Mapping[str, Any]) -> list[str]:
         side = ", and are held out or trained on together with it" if rows["held_out"] and rows["use"] != "measured" else ""
         same = f" ({rows['repeated']:,} its whole text)" if 0 < rows["repeated"] < rows["together"] else ""
         said.append(f"{rows['together']:,} rows repeat the text, prompt or beginning of another{same}{side}")
+    if rows.get("also_learned"):
+        said.append(
+            f"{rows['also_learned']:,} of {rows['read']:,} rows of the test file have the text, prompt or beginning of a row that "
+            "is trained on, so they are not held out; test on other rows"
+        )
     if rows["skipped"]:
         unmeasured = ", and are not measured" if kept else ", and are left out"
         said.append(f"{rows['skipped']:,} rows have no answer{unmeasured}")
