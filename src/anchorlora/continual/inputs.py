@@ -115,16 +115,10 @@ class RunInputs:
             served = Served(base_model, quantized=recipe.base_model.quantized, processes=processes)
         encoder = Encoder(base_model.tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(base_model.model))
         data = TaskData.of(source, encoder, recipe.tasks, order, seed, recipe.start.old_text, tell=tell)
-        adapter = recipe.adapter
-        adapters = AdapterStack(
-            base_model.model,
-            targets=tuple(sorted(old_factors)) or adapter.targets,
-            rank=adapter.rank,
-            alpha=adapter.alpha,
-            rslora=adapter.rslora,
-            dropout=adapter.dropout,
-            history_dropout=adapter.history_dropout,
-        )
+        settings = dict(recipe.adapter)
+        if old_factors:
+            settings["targets"] = tuple(sorted(old_factors))
+        adapters = AdapterStack(base_model.model, **settings)
         adapters.whole = whole
         if lost := sorted(set(adapters.stacked()) - set(old_cores)) if old_cores else []:
             raise InvalidValue(f"{recipe.start.old_cores} has no core for {lost[0]}; make cores for all layers that are adapted")

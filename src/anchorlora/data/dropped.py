@@ -52,10 +52,10 @@ def refuse_dropped(
                     "change its role, or take it out"
                 )
         if last or role != "assistant":
-            lost = _missing(every, text, position if role == "assistant" else 0)
-            if lost:
+            gone = _missing(every, text, position if role == "assistant" else 0)
+            if gone:
                 raise InvalidValue(
-                    f"{place}: the tokenizer's chat template leaves out {lost!r:.40} of message {number} (role {role!r}); take it "
+                    f"{place}: the tokenizer's chat template leaves out {gone!r:.40} of message {number} (role {role!r}); take it "
                     "out, or give the rendered text as prompt and completion"
                 )
         position = max(position, at + length)
