@@ -194,6 +194,14 @@ def test_full_weights_are_read_whole_or_in_shards(shards, dtype, tmp_path):
     assert any("2 other tensors differ and were not audited" in note for note in found.notes)
 
 
+def test_tensors_that_are_stored_in_another_type_alone_do_not_differ(tmp_path):
+    one = full_weights(dtype=torch.bfloat16)
+    other = {name: tensor.float() for name, tensor in one.items()}
+    other["model.layers.0.mlp.up_proj.weight"] = other["model.layers.0.mlp.up_proj.weight"] + 0.1
+    before, after = write_weights(tmp_path / "a", one), write_weights(tmp_path / "b", other)
+    assert not any("other tensors differ" in note for note in audit(before, after, weights=3).notes)
+
+
 def test_full_weights_preserved_by_projection_are_found_preserved_without_options(tmp_path):
     one = full_weights()
     other = dict(one)

@@ -51,12 +51,20 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
             changes[layer] = (
                 LayerChange() if same else weight_layer(W0, W, find(layer).fits(layer, d_in=W.shape[1], d_out=W.shape[0]))
             )
-        elif not same:
+        elif not same and not _same_values(W0, W):
             others.append(name)
     notes = ["weights are read as (d_out, d_in), as torch.nn.Linear stores them"]
     if others:
         notes.append(f"{len(others)} other tensors differ and were not audited, first {others[0]}")
     return AuditResult(str(before), str(after), "weights", protected, type_name(stored), Audited.of(changes), tuple(notes))
+
+
+def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether tensors are equal but for the types that they are stored in, as of a model that was merged in another one."""
+    if one.dtype == other.dtype or not all(w.is_floating_point() and w.dtype.itemsize > 1 for w in (one, other)):
+        return False
+    kind = torch.promote_types(one.dtype, other.dtype)
+    return torch.equal(one.to(kind), other.to(kind))
 
 
 def _singular(weights: Weights, k: int | None) -> Find:
