@@ -282,6 +282,7 @@ BAD = {
     "one name for both": (["--data", "news", "--keep", "news"], "both called news; name the skill with --name"),
     "one row to keep": (["--data", "news", "--keep", "one"], "has one row"),
     "a target that is not there": (["--data", "news", "--keep", "self", "--targets", "c_attn"], "no module called c_attn"),
+    "no target": (["--data", "news", "--keep", "self", "--targets", ""], "--targets: '' is not the name of a module"),
 }
 
 

@@ -83,7 +83,7 @@ def cores(
             data,
             own=own,
             seed=seed,
-            targets=targets_named(targets) if targets else None,
+            targets=None if targets is None else targets_named(targets),
             out=file,
             rule=CoreRule(**rule),
             limit=limit,

@@ -156,7 +156,7 @@ def train(
         "old_adapter": adapter,
         "keep": keep,
         "metrics": metrics or None,
-        "targets": targets_named(targets) if targets else None,
+        "targets": None if targets is None else targets_named(targets),
         "settings": fields,
         "numbers": numbers,
     }

@@ -32,7 +32,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = load(path)
     except FileNotFoundError:
-        raise InvalidValue(f"{path} is missing; give the folder of a saved PEFT adapter") from None
+        inner = [place.parent for place in sorted(folder.glob(f"*/{CONFIG_FILE}"))]
+        such = f", such as {inner[0]}" if inner else ""
+        raise InvalidValue(f"{path} is missing; give the folder of a saved PEFT adapter{such}") from None
     except Unreadable as error:
         raise InvalidValue(f"{path} is not readable JSON: {error}") from None
     if not isinstance(config, dict) or str(config.get("peft_type")) != "LORA":
