@@ -60,7 +60,7 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
 
 
 def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether tensors are equal but for the types that they are stored in, as of a model that was merged in another one."""
+    """Return True if tensors are equal but for the types that they are stored in, as of a model that was merged in another one."""
     if one.dtype == other.dtype or not all(w.is_floating_point() and w.dtype.itemsize > 1 for w in (one, other)):
         return False
     kind = torch.promote_types(one.dtype, other.dtype)

@@ -32,7 +32,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = load(path)
     except FileNotFoundError:
-        inner = [place.parent for place in sorted(folder.glob(f"*/{CONFIG_FILE}"))]
+        inner = [config.parent for config in sorted(folder.glob(f"*/{CONFIG_FILE}"))]
         such = f", such as {inner[0]}" if inner else ""
         raise InvalidValue(f"{path} is missing; give the folder of a saved PEFT adapter{such}") from None
     except Unreadable as error:
