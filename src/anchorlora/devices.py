@@ -150,9 +150,7 @@ def generator_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_generator_states(device: torch.device, states: Mapping[str, Tensor]) -> None:
-    """Restore the states that `generator_states` returned. A kind of device that is missing there or not used
-    here is left alone.
-    """
+    """Restore what `generator_states` returned; a kind of device that is missing there or not used here is left alone."""
     import torch
 
     torch.set_rng_state(states["cpu"])

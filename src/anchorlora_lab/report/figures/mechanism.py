@@ -26,9 +26,7 @@ LOGARITHMIC = ("rho", "predicted KL")
 
 
 def paths_to_the_past(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw rho by which path to the core a method leaves open: all tasks and runs as dots, geometric means,
-    chance, and tolerance.
-    """
+    """Draw rho by which path to the core a method leaves open: tasks and runs as dots, geometric means, chance, tolerance."""
     mine = {family: found for family in FAMILIES if (found := methods_with_paths(runs, family))}
     columns = max(1, len(mine))
     figure = Figure(figsize=(6.4 * columns, 3.6), layout="constrained")

@@ -176,9 +176,7 @@ FAMILY_COMPONENTS: dict[Family, tuple[str, str, str]] = {
 
 
 def component_table(runs: Sequence[Run], family: Family, others: Sequence[Run] = ()) -> Table | None:
-    """Methods of a family that differ in single parts: of the shared adapter over all orders, of blocks on order1 alone if it was
-    run, as in the paper.
-    """
+    """Methods of a family that differ in single parts: shared ones over all orders, blocks on order1 if it was run."""
     title, printed_in, told = FAMILY_COMPONENTS[family]
     methods = components_of(family)
     mine = [run for run in runs if run.method in methods]
