@@ -130,6 +130,7 @@ def data(tmp_path_factory):
     return root
 
 
+@pytest.mark.usefixtures("extra_eval")
 def test_runs_go_on_where_they_stopped_and_the_table_tells_them(data, tmp_path, monkeypatch):
     rows = (Row("plain", rates=(1e-3,), scales=(0.5,)), Row("own", "fold-16", rates=(1e-3,), scales=(0.5,), own=0.5, kl=0.1))
     monkeypatch.setattr("anchorlora_lab.frontier.bench.ROWS", rows)
