@@ -180,8 +180,8 @@ def _depended_on(what: str, method: Method, texts: int, tokens: float, rates: Ra
 
 
 def _read_back(count: int, examples: EncodedExamples, rates: Rates) -> float:
-    """Seconds of a pass forward and backward over some examples, each read from its beginning."""
-    return min(count, len(examples)) * mean(examples.lengths) * rates.learning * rates.shared + 2 * rates.spectra
+    """Seconds of a pass forward and backward over some examples, which read a common beginning once, as training does."""
+    return min(count, len(examples)) * mean(examples.lengths) * rates.learning + 2 * rates.spectra
 
 
 def _part(name: str, examples: EncodedExamples, *, answered: bool, read: bool = True, known: bool = False) -> Part:
