@@ -1,6 +1,6 @@
-"""Evaluation: packed batches against one prompt at a time, prompts read once or twice, solved examples read once a row.
+"""Evaluation: packed batches against one prompt at a time and `generate`, prompts read once or twice, solved examples read once a row.
 
-ANCHORLORA_CHAT_MODEL names a chat model for `reading` and `five_shot`; without it, mini's base model stands for one. CPU seconds of
+ANCHORLORA_CHAT_MODEL names a chat model for all but `speed`; without it, mini's base model stands for one. CPU seconds of
 one thread.
 """
 
@@ -16,7 +16,7 @@ from anchorlora import embedded
 from anchorlora.adapters import AdapterStack
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import Benchmark, Encoded, Encoder, Example, Task
-from benchmarks.preparing import chat_model
+from benchmarks.preparing import PAGES, chat_model
 from benchmarks.steps import base_model
 from benchmarks.timing import ratio, report, seconds, side_by_side
 
@@ -87,6 +87,35 @@ def reading(rounds: int = 2) -> None:
 
         times = side_by_side({"once": once, "twice": twice}, rounds=rounds, warm=0, clock=time.process_time)
         report(f"losses and answers, prompts read once / twice ({what})", ratio(times, "once", "twice"), "<= 0.75")
+
+
+def generating(prompts: int = 64, tokens: int = 48, rounds: int = 2) -> None:
+    """Greedy answers of free text: packed prompts against transformers' `generate` on padded ones, in batches of 64."""
+    loaded, draw = chat_model(), random.Random(0)
+    model, tokenizer = loaded.model.eval(), loaded.tokenizer
+    words = (PAGES / "data.md").read_text().split()
+    for shortest, longest in ((5, 20), (20, 60)):
+        lengths = [draw.randint(shortest, longest) for _ in range(prompts)]
+        asked = [tokenizer(" ".join(words[draw.randrange(500) :][:length])).input_ids for length in lengths]
+        scorer = Scorer(model, tokenizer, max_new_tokens=tokens, batch=64, device=loaded.device, packed=True)
+        answers: dict[str, list[str]] = {}
+
+        def ours(scorer: Scorer = scorer, asked: list = asked, answers: dict = answers) -> None:
+            answers["ours"] = scorer.texts(asked)
+
+        def generate(asked: list = asked, answers: dict = answers) -> None:
+            answers["generate"] = []
+            for i in range(0, len(asked), 64):
+                rows = tokenizer.pad({"input_ids": asked[i : i + 64]}, padding_side="left", return_tensors="pt")
+                with torch.inference_mode():
+                    ids = model.generate(**rows, max_new_tokens=tokens, do_sample=False)
+                new = ids[:, rows["input_ids"].shape[1] :]
+                answers["generate"] += tokenizer.batch_decode(new, skip_special_tokens=True)
+
+        times = side_by_side({"ours": ours, "generate": generate}, rounds=rounds, warm=0, clock=time.process_time)
+        alike = sum(a == b for a, b in zip(answers["ours"], answers["generate"], strict=True))
+        detail = f"({sum(map(len, asked)) / prompts:.0f} tokens a prompt; {alike} of {prompts} texts alike)"
+        report(f"{tokens} tokens of text, packed / generate", ratio(times, "ours", "generate"), "<= 0.8", detail)
 
 
 def five_shot(rounds: int = 1, questions: int = 32) -> None:
