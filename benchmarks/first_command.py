@@ -4,7 +4,9 @@ The frontier's new skills and old abilities (`anchorlora_lab.frontier`), 192 cha
 in a process of its own, whose CPU seconds and peak memory count, and is tested as merged weights.
 
     before    the model as it was
-    plain     --method inc-lora at the rate, targets and epochs that the frontier chose for plain LoRA
+    peft      plain LoRA at the rate, targets and epochs that the frontier chose, in transformers' Trainer: batches of eight chats of
+              like length, and answers to the held-out chats before and after by `generate`
+    plain     the same by --method inc-lora
     command   --keep self, nothing else given
     rival     the same with --method replay: plain LoRA with the model's own text in the mix
 
@@ -19,10 +21,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,7 +39,9 @@ from anchorlora_lab.frontier.skills import Skill, skills
 SKILLS, SEEDS = ("labels", "card", "passage", "style"), (42, 7, 2026)
 CHAIN = ("labels", "card", "passage")
 BEFORE = "before"
+PEFT = "peft"
 VARIANTS = {
+    PEFT: [],
     "plain": ["--method", "inc-lora", "--targets", "all-linear", "--learning-rate", "5e-4", "--epochs", "2"],
     "command": ["--keep", "self"],
     "rival": ["--keep", "self", "--method", "replay"],
@@ -61,12 +67,51 @@ def write_data(skill: Skill, seed: int, path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def timed(*words: str) -> dict[str, float]:
-    """Run a command of anchorlora; return its CPU seconds and its peak memory in bytes."""
-    pid = subprocess.Popen([sys.executable, "-m", "anchorlora", *words], env={**os.environ, "OMP_NUM_THREADS": "1"}).pid
+def by_peft(model: str, file: Path, out: Path, seed: int) -> None:
+    """Train as PEFT's pages show it, with a tenth of the chats held out; save the adapter and the merged weights."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+
+    from benchmarks.training import right_padded
+
+    torch.set_num_threads(1)
+    tokenizer, base = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    rows = [json.loads(line)["messages"] for line in file.read_text(encoding="utf-8").splitlines()]
+    random.Random(seed).shuffle(rows)
+    asked = [tokenizer.apply_chat_template(row[:1], add_generation_prompt=True, return_dict=False) for row in rows]
+    whole = [tokenizer.apply_chat_template(row, return_dict=False) for row in rows]
+    held = len(rows) // 10
+    learned = [{"input_ids": ids, "answer": ids[len(ask) :], "prompt": ask} for ask, ids in zip(asked, whole, strict=True)][held:]
+    config = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    adapted = get_peft_model(base, config)
+
+    def answer() -> None:
+        batch = tokenizer.pad({"input_ids": asked[:held]}, padding_side="left", return_tensors="pt")
+        with torch.inference_mode():
+            adapted.eval().generate(**batch, max_new_tokens=128, do_sample=False)
+
+    def collated(batch: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        return right_padded([SimpleNamespace(**e) for e in batch], tokenizer.pad_token_id)
+
+    arguments = TrainingArguments(
+        str(out / "trainer"), per_device_train_batch_size=8, num_train_epochs=2, learning_rate=5e-4, report_to=[], use_cpu=True,
+        save_strategy="no", logging_strategy="no", disable_tqdm=True, remove_unused_columns=False, seed=seed,
+        lr_scheduler_type="cosine", warmup_ratio=0.03, train_sampling_strategy="group_by_length",
+    )  # fmt: skip
+    answer()
+    Trainer(adapted.train(), arguments, train_dataset=learned, data_collator=collated).train()
+    answer()
+    adapted.save_pretrained(out / "adapter")
+    adapted.merge_and_unload().save_pretrained(out / "merged")
+    tokenizer.save_pretrained(out / "merged")
+
+
+def timed(*words: str, module: str = "anchorlora") -> dict[str, float]:
+    """Run a command; return its CPU seconds and its peak memory in bytes."""
+    pid = subprocess.Popen([sys.executable, "-m", module, *words], env={**os.environ, "OMP_NUM_THREADS": "1"}).pid
     _, status, usage = os.wait4(pid, 0)
     if status:
-        raise SystemExit(f"anchorlora {' '.join(words)}: {os.waitstatus_to_exitcode(status)}")
+        raise SystemExit(f"{module} {' '.join(words)}: {os.waitstatus_to_exitcode(status)}")
     return {"cpu_seconds": usage.ru_utime + usage.ru_stime, "peak_bytes": 1024 * usage.ru_maxrss}
 
 
@@ -82,8 +127,12 @@ def trained(out: Path, model: str, data: Path, skill: Skill, seed: int, variant:
     """Train a variant on a skill; return what it cost. Its merged weights lie in OUT/merged."""
     run, merged, file = out / "runs" / f"{skill.name}-{seed}-{variant}", out / "merged", out / "data" / f"{skill.name}-{seed}.jsonl"
     write_data(skill, seed, file)
-    cost = timed("train", model, "--data", str(file), *words, "--seed", str(seed), "--out", str(run))
     shutil.rmtree(merged, ignore_errors=True)
+    if variant == PEFT:
+        cost = timed(PEFT, model, str(file), str(run), str(seed), module="benchmarks.first_command")
+        shutil.move(run / "merged", merged)
+        return cost | {"stored_bytes": (run / "adapter/adapter_model.safetensors").stat().st_size}
+    cost = timed("train", model, "--data", str(file), *words, "--seed", str(seed), "--out", str(run))
     timed("export", str(run), "--form", "merged", "--dtype", "float32", "--out", str(merged))
     return cost | {"stored_bytes": (run / "adapter/adapter_model.safetensors").stat().st_size}
 
@@ -140,7 +189,9 @@ def main(out: Path, model: str, data: Path, names: list[str], seeds: list[int]) 
                     one(out, model, data, known[name], seed, variant)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1] == PEFT:
+    by_peft(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]), int(sys.argv[5]))
+elif __name__ == "__main__":
     place, model_folder, data_folder, *rest = sys.argv[1:]
     chosen = rest[0].split(",") if rest else list(SKILLS)
     main(Path(place), model_folder, Path(data_folder), chosen, [int(s) for s in rest[1].split(",")] if rest[1:] else list(SEEDS))

@@ -1,11 +1,14 @@
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 
 import models
 from anchorlora import Anchor, Subspace
 from anchorlora.adapters import AdapterStack, lora_layers, read_adapter, write_adapter
+from anchorlora.adapters.kinds import without_empty
 from anchorlora.errors import ProtectionLost
 
 EPS = torch.finfo(torch.float32).eps
@@ -254,3 +257,45 @@ class TestScope:
     def test_dora_is_refused(self):
         with pytest.raises(TypeError, match="uses DoRA, whose update is not a product"):
             Anchor.of(self.adapter(use_dora=True))
+
+
+@pytest.mark.filterwarnings("ignore:`lora_bias=True`")
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**20),
+    names=st.lists(st.sampled_from(["plain", "dora", "bias"]), min_size=1, max_size=2, unique=True),
+    learned=st.lists(st.booleans(), min_size=2, max_size=2),
+    off=st.booleans(),
+)
+def test_leaving_out_empty_adapters_changes_no_output_and_no_gradient(seed, names, learned, off):
+    torch.manual_seed(seed)
+    kinds = {"plain": {}, "dora": {"use_dora": True}, "bias": {"lora_bias": True}}
+    configs = {name: LoraConfig(r=2, target_modules=["q_proj", "down_proj"], **kinds[name]) for name in names}
+    model = get_peft_model(models.llama(), configs[names[0]], adapter_name=names[0]).eval()
+    for name in names[1:]:
+        model.add_adapter(name, configs[name])
+    model.base_model.set_adapter(names)
+    for name, has_learned in zip(names, learned, strict=False):
+        for path, parameter in model.named_parameters():
+            if has_learned and f"lora_B.{name}" in path:
+                nn.init.normal_(parameter)  # weights, and biases where there are any
+    if off:
+        model.base_model.disable_adapter_layers()
+    ids, used = torch.randint(0, 64, (2, 7)), []
+    for layer in lora_layers(model).values():
+        layer.register_forward_hook(lambda module, args, out: used.append(not module.disable_adapters))
+
+    def read():
+        embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
+        logits = model(inputs_embeds=embedded).logits
+        return logits, torch.autograd.grad(logits.square().sum(), embedded)[0]
+
+    states = [(layer.disable_adapters, layer.active_adapters) for layer in lora_layers(model).values()]
+    expected = read()
+    used.clear()
+    with without_empty(model):
+        found = read()
+    nothing_is_added = off or (names == ["plain"] and not learned[0])
+    assert any(used) != nothing_is_added
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert [(layer.disable_adapters, layer.active_adapters) for layer in lora_layers(model).values()] == states

@@ -5,13 +5,16 @@ To protect layers of another library, append a `LayerKind` to `LAYER_KINDS` (doc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any, Protocol
 
+import torch
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
+from anchorlora.adapters.sharding import is_sharded
 from anchorlora.geometry import Factors
 
 
@@ -117,6 +120,31 @@ def width_at(module: nn.Module) -> int | None:
     """Return d_in of a layer, by its first adapter; None where it has none."""
     names = adapters_at(module)
     return block_factors(module, names[0]).A.shape[1] if names else None
+
+
+@contextmanager
+def without_empty(model: nn.Module) -> Iterator[None]:
+    """Leave out, in the block, PEFT's adapters whose B is 0: the same outputs and gradients of activations, in less time."""
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer) and _adds_products_alone(layer)]
+    moves = [torch.stack([layer.lora_B[name].weight.detach().any() for name in active_at(layer)]).any() for layer in layers]
+    moving = torch.stack([move.to(moves[0].device) for move in moves]).tolist() if moves else []  # a device is waited for once
+    empty = [layer for layer, moves in zip(layers, moving, strict=True) if not moves]
+    for layer in empty:
+        layer._disable_adapters = True  # `enable_adapters` would also change what trains
+    try:
+        yield
+    finally:
+        for layer in empty:
+            layer._disable_adapters = False
+
+
+def _adds_products_alone(layer: LoraLayer) -> bool:
+    """Return whether the layer adds B A x and nothing else, of factors that this process holds whole and can read."""
+    names = active_at(layer)
+    if not names or layer.merged or any(name not in layer.lora_B or name in layer.lora_variant for name in names):
+        return False
+    factors = [layer.lora_B[name] for name in names]
+    return all(B.bias is None and B.weight.device.type != "meta" and not is_sharded(B.weight) for B in factors)
 
 
 def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:

@@ -136,6 +136,7 @@ class ExampleRecord:
 @contextmanager
 def record_examples(anchor: Anchor, who: str) -> Iterator[ExampleRecord]:
     """Record, in the block, what the anchor's layers read and write; hooks and the model's mode are as before after it."""
+    from anchorlora.adapters.kinds import without_empty
     from anchorlora.adapters.layers import base_model_in, lora_layers
 
     if anchor.losses is None or anchor.model is None:
@@ -167,7 +168,8 @@ def record_examples(anchor: Anchor, who: str) -> Iterator[ExampleRecord]:
         hooks += [whole.register_forward_pre_hook(clear), whole.register_forward_hook(keep)]
     modes = {module: module.training for module in anchor.model.modules()}
     try:
-        yield seen
+        with without_empty(anchor.model):
+            yield seen
     finally:
         for hook in hooks:
             hook.remove()

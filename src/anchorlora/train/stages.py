@@ -30,6 +30,7 @@ from typing import Any
 from torch import Tensor
 
 from anchorlora.adapters import read_adapter
+from anchorlora.adapters.kinds import without_empty
 from anchorlora.config import Recipe
 from anchorlora.constraints import AnswerSensitivity
 from anchorlora.continual.callback import RunCallback, Tell, telling
@@ -263,7 +264,8 @@ def scored(
         read, answered = len(examples), len(examples) if task.answered else 0
         counting = Counting(partial(tell, what), read + answered)
         scorer = Scorer.of(adapted, session.tokenizer, evaluation, **how)
-        answers = scorer.score(task, examples, count=counting.read, watch=counting.answered)
+        with without_empty(adapted):
+            answers = scorer.score(task, examples, count=counting.read, watch=counting.answered)
         found[name] = [
             {"text": a.text, "gold": a.gold, "metrics": dict(a.scores), "prompt_sha256": e.prompt_sha256}
             for a, e in zip(answers, examples, strict=True)
