@@ -1,4 +1,4 @@
-"""Evaluation: packed batches against one prompt at a time and `generate`, prompts read once or twice, solved examples read once a row.
+"""Evaluation: packed batches against one prompt at a time and `generate`; prompts read once or twice; solved examples once a row.
 
 ANCHORLORA_CHAT_MODEL names a chat model for all but `speed`; without it, mini's base model stands for one. CPU seconds of
 one thread.

@@ -4,8 +4,8 @@ The frontier's new skills and old abilities (`anchorlora_lab.frontier`), 192 cha
 in a process of its own, whose CPU seconds and peak memory count, and is tested as merged weights.
 
     before    the model as it was
-    peft      plain LoRA at the rate, targets and epochs that the frontier chose, in transformers' Trainer: batches of eight chats of
-              like length, and answers to the held-out chats before and after by `generate`
+    peft      plain LoRA at the rate, targets and epochs that the frontier chose, by transformers' Trainer: batches of eight chats
+              of like length, and answers to the held-out chats before and after by `generate`
     plain     the same by --method inc-lora
     command   --keep self, nothing else given
     rival     the same with --method replay: plain LoRA with the model's own text in the mix
@@ -96,7 +96,7 @@ def by_peft(model: str, file: Path, out: Path, seed: int) -> None:
     arguments = TrainingArguments(
         str(out / "trainer"), per_device_train_batch_size=8, num_train_epochs=2, learning_rate=5e-4, report_to=[], use_cpu=True,
         save_strategy="no", logging_strategy="no", disable_tqdm=True, remove_unused_columns=False, seed=seed,
-        lr_scheduler_type="cosine", warmup_ratio=0.03, train_sampling_strategy="group_by_length",
+        lr_scheduler_type="cosine", warmup_steps=0.03, train_sampling_strategy="group_by_length",
     )  # fmt: skip
     answer()
     Trainer(adapted.train(), arguments, train_dataset=learned, data_collator=collated).train()
