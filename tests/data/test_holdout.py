@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchorlora.data import Example, Sample, TextFiles, TextSource, fingerprint, held_apart
-from anchorlora.data.holdout import RowHashes, also_learned, text_hash
+from anchorlora.data.holdout import RowHashes, text_hash
 from anchorlora.train.kept import held_out
 
 
@@ -171,5 +171,8 @@ def test_rows_of_a_test_file_that_are_trained_on_are_those_that_a_holdout_would_
         both.add(row(*other))
         return both.together == 1
 
-    found = also_learned("t", [row(*each) for each in tested], [row(*each) for each in learned])
-    assert found == sum(any(together(each, other) for other in learned) for each in tested)
+    known = RowHashes("t")
+    for each in learned:
+        known.add(row(*each))
+    shared = sum(any(together(each, other) for other in learned) for each in tested)
+    assert known.shared_with(row(*each) for each in tested) == shared

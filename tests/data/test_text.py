@@ -4,6 +4,8 @@ import json
 import tracemalloc
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import models
 from anchorlora.data import Encoder, Example, TextFiles, TextSource
@@ -153,6 +155,37 @@ BAD = {
     '{"text": "a"}': "has one row, and none can be held out",
     '{"messages": [{"role": "user", "content": "a"}]}\n' * 3: "has no answer to learn; a chat needs a message of the assistant",
 }
+
+
+ASKED = st.lists(st.tuples(st.sampled_from(["one", "two", "three four"]), st.integers(1, 3)), min_size=4, max_size=14)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ASKED, ASKED, st.booleans(), st.sampled_from([None, 1, 3]))
+def test_what_was_counted_is_what_is_read(tokenizer, tmp_path, learned, tested, apart, limit):
+    tokenizer.chat_template = TEMPLATE
+    def chat(number, words, turns):
+        said = [{"role": role, "content": f"{words} {number} {i}"} for i in range(turns) for role in ("user", "assistant")]
+        return {"messages": said}
+
+    def place(name, asked):
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(chat(i, *each)) + "\n" for i, each in enumerate(asked)))
+        return str(path)
+
+    source = TextSource(place("learned.jsonl", learned), place("tested.jsonl", tested) if apart else None)
+    encoder, counted, anew = Encoder(tokenizer, max_tokens=64), TextFiles({"t": source}), TextFiles({"t": source})
+    for split in ("train", "test") if apart else ("train",):
+        found = counted.counted("t", split, encoder, test_limit=limit, tell=lambda done, total: None)
+        assert found["read"] == len(learned if split == "train" else tested)
+    for split, most in (("train", None), ("test", limit)):
+        kept = counted.encoded("t", split, encoder, limit=most)
+        assert kept is counted.encoded("t", split, encoder, limit=most)
+        read = encoder.encode(anew.task("t"), anew.examples("t", split, limit=most))
+        assert kept == read
+        assert (kept.labels, kept.lengths, kept.begins, kept.cut) == (read.labels, read.lengths, read.begins, read.cut)
+    other = Encoder(tokenizer, max_tokens=63)
+    assert counted.encoded("t", "train", other) is not counted.encoded("t", "train", encoder)
 
 
 @pytest.mark.parametrize("text", BAD)

@@ -14,6 +14,8 @@ import models
 from anchorlora import embedded
 from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import main
+from anchorlora.data import sample_files
+from anchorlora.data import text as text_data
 from anchorlora.features import read_cores
 from anchorlora.models import session
 from anchorlora.train import price
@@ -530,9 +532,16 @@ def test_a_dry_run_writes_nothing_and_names_every_phase_which_all_reach_their_en
         told[what] = (done, total)
 
     monkeypatch.setattr("anchorlora.cli.progress.Bars.on_progress", tell)
+    tokens, turn_of, lines, of_lines = [], text_data.turn_of, [], sample_files._json_lines
+    monkeypatch.setattr(text_data, "turn_of", lambda example, encoder: tokens.append(example.place) or turn_of(example, encoder))
+    monkeypatch.setattr(sample_files, "_json_lines", lambda path: (lines.append(row[0]) or row for row in of_lines(path)))
     assert main(words) == 0
-    ways = {"reading rows of news: learned", "encoding news: training", "encoding news: test"}
-    assert set(told) == PHASES | ways
+    assert set(told) == PHASES | {"looking through rows of news", "reading rows of news: learned"}
+    rows = [f"{less_data['news']}, line {n}" for n in range(1, len(Path(less_data["news"]).read_text().splitlines()) + 1)]
+    assert sorted(place for place in tokens if place in rows) == sorted(rows)  # each is made tokens once
+    # once for what is held out, once for tokens, once for each of two files that a later skill reads, and some at the beginning
+    assert set(rows) <= set(lines)
+    assert len([line for line in lines if line in rows]) <= 5 * len(rows)
     assert all(done == total for done, total in told.values())
     steps = [event for event in map(json.loads, (tmp_path / "out/log.jsonl").read_text().splitlines()) if event["event"] == "step"]
     assert len(steps) == estimate["steps"]

@@ -7,7 +7,7 @@ Everything follows from the seed and the training data, so nothing but the data 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
@@ -23,7 +23,6 @@ from anchorlora.data import (
     Encoded,
     EncodedExamples,
     Encoder,
-    Example,
     Rehearsal,
     TaskSource,
     TextFiles,
@@ -72,14 +71,13 @@ class TaskData:
             old = encoder.encode(past.task(OLD_TEXT), past.examples(OLD_TEXT, "train"))
         data = cls(tuple(order), seed, {name: source.task(name) for name in order}, {}, {}, old)
         for name, task in data.tasks.items():
-            parts: Sequence[Iterable[Example]] = read_examples(source, limits, name)
-            if tell is not None and isinstance(source, TextFiles):  # others are read once
-                sizes = [sum(1 for _ in part) for part in read_examples(source, limits, name)]
-                parts = [
-                    counting(part, partial(tell, f"encoding {name}: {use}"), size)
-                    for part, use, size in zip(parts, ("training", "test"), sizes, strict=True)
-                ]
-            data.train[name], data.test[name] = (encoder.encode(task, part) for part in parts)
+            if isinstance(source, TextFiles) and limits.tested_on == "test":
+                bars = [partial(tell, f"encoding {name}: {part}") if tell else None for part in ("training", "test")]
+                data.train[name] = source.encoded(name, "train", encoder, limit=limits.train_limit, tell=bars[0])
+                data.test[name] = source.encoded(name, "test", encoder, limit=limits.test_limit, tell=bars[1])
+            else:
+                train, test = read_examples(source, limits, name)
+                data.train[name], data.test[name] = encoder.encode(task, train), encoder.encode(task, test)
         return data
 
     def shuffled(self, name: str, epoch: int) -> list[int]:
@@ -109,15 +107,6 @@ class TaskData:
         before = {} if self.old is None else {OLD_TEXT: self.old}
         finished = before | {name: self.train[name] for name in self.order[: number - 1]}
         return remember(rehearsal, finished, self.seed) if rehearsal and finished else []
-
-
-def counting(items: Iterable[T], tell: Callable[[int, int], None], total: int) -> Iterator[T]:
-    """Yield items, and tell a hundred times and at the end how many of them are done with."""
-    for done, item in enumerate(items):
-        if done and done % max(1, total // 100) == 0:
-            tell(min(done, total - 1), total)
-        yield item
-    tell(total, total)
 
 
 def longest_first(examples: EncodedExamples) -> list[tuple[int, ...]]:

@@ -47,6 +47,10 @@ class RowHashes:
         """How many rows go where an earlier one goes."""
         return sum(parent != number for number, parent in enumerate(self._parents))
 
+    def shared_with(self, others: Iterable[Sample]) -> int:
+        """Return how many rows of another file have the text, the prompt or the beginning of one of these."""
+        return sum(any(key in self._first for key in _keys(self.name, sample)) for sample in others)
+
     def held_out(self, count: int, *, unfit: Collection[int] = ()) -> frozenset[int]:
         """Return the numbers of rows to hold out: those with the smallest hashes, with all that go together.
 
@@ -72,12 +76,6 @@ class RowHashes:
             self._parents[number] = self._parents[self._parents[number]]
             number = self._parents[number]
         return number
-
-
-def also_learned(name: str, tested: Iterable[Sample], learned: Iterable[Sample]) -> int:
-    """Return how many rows of a test file have the text, the prompt or the beginning of a row that is trained on."""
-    known = {key for sample in learned for key in _keys(name, sample)}
-    return sum(not known.isdisjoint(_keys(name, sample)) for sample in tested)
 
 
 def _keys(name: str, sample: Sample) -> tuple[int, ...]:

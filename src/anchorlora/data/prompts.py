@@ -143,6 +143,12 @@ class Encoder:
         self.tokenizer, self.max_tokens, self.end = tokenizer, max_tokens, int(tokenizer.eos_token_id)
         self.stops = stop_ids(tokenizer, ends)
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What the tokens of an example depend on, of all that an encoder has."""
+        of = self.tokenizer
+        return (type(of), of.name_or_path, len(of), of.chat_template, self.max_tokens, self.end, self.stops)
+
     def encode(self, task: AnyTask, examples: Iterable[Example]) -> EncodedExamples:
         """Return the examples of a task as tokens, in order."""
         return EncodedExamples(task.encoded(self, examples))

@@ -48,32 +48,35 @@ class EncodedExamples(Sequence[Encoded]):
     The file has no name, so it goes with the process.
     """
 
-    def __init__(self, examples: Iterable[Encoded]) -> None:
+    def __init__(self, examples: Iterable[Encoded] = ()) -> None:
         self._file: Any = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this object
         weakref.finalize(self, self._file.close)
         self._ends = array("Q", [0])
         self.labels: list[str] = []
         self.lengths = array("I")
         self.begins = array("Q")  # where a chat begins, of which each further turn goes on from the one before
-        before: Encoded | None = None
+        self._last: Encoded | None = None
         self.cut = self.unknown = self.split = 0
-        known: dict[str, str] = {}  # one string for each label
+        self._known: dict[str, str] = {}  # one string for each label
         for e in examples:
-            x = e.example
-            parts = [x.index, x.sentence, x.label, e.text, e.prompt, e.answer, e.cut, x.lead, x.place]
-            line = json.dumps(parts, separators=(",", ":")).encode() + b"\n"
-            self._file.write(line)
-            self._ends.append(self._ends[-1] + len(line))
-            label = x.label[:LONGEST_LABEL]
-            self.labels.append(known.setdefault(label, label))
-            if before is None or not e.goes_on_from(before):
-                self.begins.append(len(self.lengths))
-            before = e
-            self.lengths.append(len(e.prompt) + len(e.answer))
-            self.cut += e.cut
-            self.unknown += e.unknown
-            self.split += e.split
-        self._file.flush()
+            self.add(e)
+
+    def add(self, e: Encoded) -> None:
+        """Add an example at the end."""
+        x = e.example
+        parts = [x.index, x.sentence, x.label, e.text, e.prompt, e.answer, e.cut, x.lead, x.place]
+        line = json.dumps(parts, separators=(",", ":")).encode() + b"\n"
+        self._file.write(line)
+        self._ends.append(self._ends[-1] + len(line))
+        label = x.label[:LONGEST_LABEL]
+        self.labels.append(self._known.setdefault(label, label))
+        if self._last is None or not e.goes_on_from(self._last):
+            self.begins.append(len(self.lengths))
+        self._last = e
+        self.lengths.append(len(e.prompt) + len(e.answer))
+        self.cut += e.cut
+        self.unknown += e.unknown
+        self.split += e.split
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -88,6 +91,7 @@ class EncodedExamples(Sequence[Encoded]):
             return [self[i] for i in range(*index.indices(len(self)))]
         place = range(len(self))[index]
         begin, end = self._ends[place], self._ends[place + 1]
+        self._file.flush()
         return _encoded(os.pread(self._file.fileno(), end - begin, begin))
 
     def __iter__(self) -> Iterator[Encoded]:

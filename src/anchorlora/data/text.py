@@ -15,22 +15,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from anchorlora.data.holdout import RowHashes
 from anchorlora.data.manifest import FileFacts
 from anchorlora.data.metrics import Answer, ExactMatch, Metric, TokenF1, normalize, read_answer, refuse_uninstalled, scored
 from anchorlora.data.prompts import Encoder
 from anchorlora.data.rendering import Turn, chat_ids, chat_turn, text_turn, without_lead
-from anchorlora.data.sample_files import facts_of_data, samples_in
+from anchorlora.data.sample_files import facts_of_data, lines_in, samples_in
 from anchorlora.data.samples import Example, Sample, examples_of
-from anchorlora.data.spool import Encoded
+from anchorlora.data.spool import Encoded, EncodedExamples
 from anchorlora.errors import InvalidValue, UnknownName
 
 MOST_LABELS = 50
 LABEL_WORDS = 6
 PER_LABEL = 5  # examples; fewer, and the answers are texts that happen to repeat
 SHOWN = 10  # characters that a tokenizer does not know
+Row = TypeVar("Row")
 HELD_OUT = 10  # every tenth row is held out where there is no test file
 
 
@@ -59,19 +60,7 @@ class TextTask:
     def encoded(self, encoder: Encoder, examples: Iterable[Example]) -> Iterator[Encoded]:
         """Yield examples as tokens."""
         for example in examples:
-            turn, most = turn_of(example, encoder), encoder.max_tokens
-            prompt, answer = turn.prompt, turn.answer
-            cut = len(prompt) + len(answer) > most
-            if not example.messages and not example.sentence:
-                answer = answer[: most - len(prompt)]
-            elif len(answer) >= most:
-                raise _too_long(example.place or self.name, len(answer), most)
-            elif cut:
-                prompt = shortened(turn, most - len(answer))
-            plain = replace(
-                example, sentence=turn.text, label=turn.label, messages=(), reply=None, tools=(), ids=None, lead=turn.lead
-            )
-            yield Encoded(plain, turn.text, prompt, answer, cut, unknown=bool(turn.unknown), split=bool(turn.split))
+            yield fitted(example, turn_of(example, encoder), encoder.max_tokens, name=self.name)
 
 
 def turn_of(example: Example, encoder: Encoder) -> Turn:
@@ -87,6 +76,20 @@ def turn_of(example: Example, encoder: Encoder) -> Turn:
     return text_turn(example, encoder)
 
 
+def fitted(example: Example, turn: Turn, most: int, *, name: str) -> Encoded:
+    """Return an example whose tokens are known, cut to fit; `name` stands for a place that it does not have."""
+    prompt, answer = turn.prompt, turn.answer
+    cut = len(prompt) + len(answer) > most
+    if not example.messages and not example.sentence:
+        answer = answer[: most - len(prompt)]
+    elif len(answer) >= most:
+        raise _too_long(example.place or name, len(answer), most)
+    elif cut:
+        prompt = shortened(turn, most - len(answer))
+    plain = replace(example, sentence=turn.text, label=turn.label, messages=(), reply=None, tools=(), ids=None, lead=turn.lead)
+    return Encoded(plain, turn.text, prompt, answer, cut, unknown=bool(turn.unknown), split=bool(turn.split))
+
+
 def _too_long(place: str, tokens: int, most: int) -> InvalidValue:
     return InvalidValue(
         f"{place}: the answer takes {tokens} tokens, and max_tokens is {most} for prompt and answer together; raise max_tokens, "
@@ -95,9 +98,17 @@ def _too_long(place: str, tokens: int, most: int) -> InvalidValue:
 
 
 def counted(
-    name: str, samples: Iterable[Sample], encoder: Encoder, *, measured: bool = False
+    name: str,
+    samples: Iterable[Sample],
+    encoder: Encoder,
+    *,
+    measured: bool = False,
+    keep: Callable[[int, Example, Turn], None] = lambda number, example, turn: None,
 ) -> tuple[dict[str, Any], dict[int, str]]:
-    """Return how many rows there are, and of how many of them what; and which no answer can be measured on, and why."""
+    """Return how many rows there are, and of how many of them what; and which no answer can be measured on, and why.
+
+    `keep` is given every example that can be learned, with the number of its row and its tokens.
+    """
     rows, most = RowHashes(name), encoder.max_tokens
     found: dict[str, Any] = dict.fromkeys(("read", "repeated", "together", "cut", "skipped", "long", "unknown", "empty"), 0)
     characters: dict[str, None] = {}
@@ -122,8 +133,20 @@ def counted(
             unfit[number] = str(_too_long(sample.place, longest, most))
             if not measured:
                 raise InvalidValue(unfit[number])
+        else:
+            for example, turn in turns:
+                keep(number, example, turn)
     of_rows = {"read": len(rows.hashes), "repeated": rows.repeated, "together": rows.together}
     return found | of_rows | {"characters": "".join([*characters][:SHOWN]), "split": dict(sorted(split.items()))}, unfit
+
+
+def counting(items: Iterable[Row], tell: Callable[[int, int], None], total: int) -> Iterator[Row]:
+    """Yield items, and tell a hundred times and at the end how many of them are done with."""
+    for done, item in enumerate(items):
+        if done and done % max(1, total // 100) == 0:
+            tell(min(done, total - 1), total)
+        yield item
+    tell(total, total)
 
 
 def answer_fits(example: Example, encoder: Encoder) -> bool:
@@ -179,9 +202,9 @@ class TextFiles:
     sources: Mapping[str, TextSource]  # name of a task -> where its examples come from
     testing: bool = True  # whether test files may be opened
     opened: dict[str, FileFacts] = field(default_factory=dict)
-    _tasks: dict[str, TextTask] = field(default_factory=dict)
-    _held: dict[str, frozenset[int]] = field(default_factory=dict)
-    _together: dict[str, int] = field(default_factory=dict)
+    _listed: dict[str, _Listed] = field(default_factory=dict)
+    _answers: dict[str, _Answers] = field(default_factory=dict)
+    _encoded: dict[tuple[Any, ...], EncodedExamples] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -195,14 +218,21 @@ class TextFiles:
     def task(self, name: str) -> TextTask:
         """Return a task by its name; its training rows are read to find out what its answers are."""
         source = self._source(name)
-        if name not in self._tasks:
-            labels, plain = _labels(self._examples(source.train, source, None))
-            metrics = source.metrics
-            if metrics is None:
-                metrics = () if plain else (ExactMatch(),) if labels else (TokenF1(), ExactMatch())
-            refuse_uninstalled(metrics)
-            self._tasks[name] = TextTask(name, labels, metrics, source.max_new_tokens)
-        return self._tasks[name]
+        if source.test is None or name in self._listed:
+            answers = self._listing(name).answers
+        elif name not in self._answers:
+            answers = self._answers[name] = _Answers()
+            for example in self._examples(source.train, source, None):
+                answers.add(example)
+                if answers.counts is None:  # the file is not read any further
+                    break
+        else:
+            answers = self._answers[name]
+        metrics = source.metrics
+        if metrics is None:
+            metrics = () if answers.plain else (ExactMatch(),) if answers.labels else (TokenF1(), ExactMatch())
+        refuse_uninstalled(metrics)
+        return TextTask(name, answers.labels, metrics, source.max_new_tokens)
 
     def examples(self, name: str, split: str, *, limit: int | None = None) -> Iterator[Example]:
         """Yield the examples of a split; files are read as far as they are asked for."""
@@ -230,12 +260,48 @@ class TextFiles:
         held = self._holdout(name)
         yield from (s for i, s in enumerate(self._rows(source.train, source)) if (i in held) == (split == "test"))
 
+    def look_through(self, name: str, tell: Callable[[int, int], None]) -> None:
+        """Read a task's training rows for what they tell before they are tokens; `tell` learns how far that is."""
+        self._listing(name, tell)
+
+    def encoded(
+        self, name: str, split: str, encoder: Encoder, *, limit: int | None = None, tell: Callable[[int, int], None] | None = None
+    ) -> EncodedExamples:
+        """Return the examples of a split as tokens, read unless `counted` has kept them; `tell` learns how far that is."""
+        key = (name, split, limit, encoder.key)
+        if key in self._encoded:
+            return self._encoded[key]
+        examples: Iterable[Example] = self.examples(name, split, limit=limit)
+        if tell is not None:
+            total = sum(1 for _ in self.examples(name, split, limit=limit))
+            examples = counting(examples, tell, total)
+        return encoder.encode(self.task(name), examples)
+
+    def counted(
+        self, name: str, split: str, encoder: Encoder, *, test_limit: int | None, tell: Callable[[int, int], None]
+    ) -> dict[str, Any]:
+        """Return how many rows a file has, and of how many of them what; their tokens are kept for `encoded`."""
+        source = self._source(name)
+        place = source.train if split == "train" or source.test is None else source.test
+        held = self._holdout(name) if source.test is None else frozenset()
+        parts = {"train": EncodedExamples(), "test": EncodedExamples()}
+
+        def keep(number: int, example: Example, turn: Turn) -> None:
+            part = "test" if number in held else split
+            if part == "train" or test_limit is None or len(parts[part]) < test_limit:
+                parts[part].add(fitted(replace(example, index=len(parts[part])), turn, encoder.max_tokens, name=name))
+
+        total = len(self._listing(name).rows.hashes) if split == "train" else sum(1 for _ in self._rows(place, source))
+        found, _ = counted(name, counting(self._rows(place, source), tell, total), encoder, keep=keep)
+        for part in ("train", "test") if source.test is None else (split,):
+            self._encoded[name, part, test_limit if part == "test" else None, encoder.key] = parts[part]
+        if split == "test":
+            found["also_learned"] = self._listing(name).rows.shared_with(self._rows(place, source))
+        return found
+
     def together(self, name: str) -> int:
         """Return how many rows repeat an earlier one's text, prompt or beginning, and went to its side; 0 with a test file."""
-        if self._source(name).test is not None:
-            return 0
-        self._holdout(name)
-        return self._together[name]
+        return 0 if self._source(name).test is not None else self._listing(name).rows.together
 
     def held_out(self, name: str) -> int:
         """Return how many rows of the training file are held out; 0 with a test file."""
@@ -259,29 +325,65 @@ class TextFiles:
 
     def _holdout(self, name: str) -> frozenset[int]:
         """Numbers of the rows that are held out: the tenth whose text has the smallest hashes, at least one; see `RowHashes`."""
-        if name not in self._held:
-            source = self.sources[name]
-            rows, unfit = RowHashes(name), set[int]()
-            for number, sample in enumerate(self._rows(source.train, source)):
-                rows.add(sample)
-                if not sample.weight:
-                    unfit.add(number)
-            if len(rows.hashes) < 2:
-                raise InvalidValue(f"{source.train} has one row, and none can be held out; give a file to test on")
-            self._held[name] = rows.held_out(max(1, round(len(rows.hashes) / HELD_OUT)), unfit=unfit)
-            self._together[name] = rows.together
-        return self._held[name]
+        listed = self._listing(name)
+        if listed.held is None:
+            rows = len(listed.rows.hashes)
+            if rows < 2:
+                raise InvalidValue(f"{self.sources[name].train} has one row, and none can be held out; give a file to test on")
+            listed.held = listed.rows.held_out(max(1, round(rows / HELD_OUT)), unfit=listed.unfit)
+        return listed.held
+
+    def _listing(self, name: str, tell: Callable[[int, int], None] | None = None) -> _Listed:
+        if name not in self._listed:
+            source = self._source(name)
+            rows, lines = self._rows(source.train, source), lines_in(source.train) if tell else None
+            self._listed[name] = _Listed.of(name, counting(rows, tell, lines) if tell and lines else rows)
+        return self._listed[name]
 
 
-def _labels(examples: Iterable[Example]) -> tuple[tuple[str, ...], bool]:
-    """The labels, by first appearance, if the answers are a few short texts; and whether the rows are plain text."""
-    counts: dict[str, int] = {}
-    number = 0
-    for number, example in enumerate(examples, 1):
-        if number == 1 and not example.sentence and not example.messages:
-            return (), True
+@dataclass(eq=False)
+class _Listed:
+    """What the rows of a task's training file tell before they are tokens: they are read once for it."""
+
+    rows: RowHashes
+    answers: _Answers
+    unfit: frozenset[int]  # rows of which nothing is learned
+    held: frozenset[int] | None = None  # rows that are held out; None until that is asked
+
+    @classmethod
+    def of(cls, name: str, samples: Iterable[Sample]) -> _Listed:
+        """Read the rows."""
+        rows, answers, unfit = RowHashes(name), _Answers(), set[int]()
+        for number, sample in enumerate(samples):
+            rows.add(sample)
+            if not sample.weight:
+                unfit.add(number)
+            for example in examples_of([sample]):
+                answers.add(example)
+        return cls(rows, answers, frozenset(unfit))
+
+
+class _Answers:
+    """Whether the answers of a task are a few short texts that repeat, as labels do."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] | None = {}  # None once an answer is no label
+        self.examples = 0
+        self.plain = False  # whether the rows are plain text
+
+    def add(self, example: Example) -> None:
+        """Look at an answer, unless it is known that they are no labels."""
+        if self.counts is None:
+            return
+        self.examples += 1
+        self.plain = self.examples == 1 and not example.sentence and not example.messages
         label = example.label.strip()
-        counts[label] = counts.get(label, 0) + 1
-        if len(label.split()) > LABEL_WORDS or len(counts) > MOST_LABELS:
-            return (), False
-    return tuple(counts) if 2 <= len(counts) <= number / PER_LABEL else (), False
+        self.counts[label] = self.counts.get(label, 0) + 1
+        if self.plain or len(label.split()) > LABEL_WORDS or len(self.counts) > MOST_LABELS:
+            self.counts = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels, by first appearance; none if the answers are texts."""
+        counts = self.counts or {}
+        return tuple(counts) if 2 <= len(counts) <= self.examples / PER_LABEL else ()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -113,6 +114,17 @@ def ends_of(model: Any) -> tuple[int, ...]:
     """Return the tokens at which a model's generation configuration stops."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return () if ends is None else tuple(map(int, ends)) if isinstance(ends, (list, tuple)) else (int(ends),)
+
+
+def configured_ends(settings: BaseModelSettings) -> tuple[int, ...]:
+    """Return the tokens at which the generation configuration beside a model's weights stops; no weight is read."""
+    with reading(cannot_be_loaded(settings.model)):
+        try:
+            configuration = GenerationConfig.from_pretrained(_origin(settings), **source_of(settings))
+        except OSError:  # there is none: transformers takes the model's configuration
+            origin = _origin(settings)
+            configuration = GenerationConfig.from_model_config(_config(settings, origin, _commit(settings, origin)))
+    return ends_of(SimpleNamespace(generation_config=configuration))
 
 
 def pad_of(tokenizer: Any) -> int:

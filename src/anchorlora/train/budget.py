@@ -34,7 +34,7 @@ from anchorlora.scores import Paired
 from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
 from anchorlora.train.request import FRESH, SkillRequest, default_recipe
-from anchorlora.train.stages import Teaching, facts_in, probes_in, scores_in, skill_files
+from anchorlora.train.stages import Teaching, facts_in, probes_in, scores_in
 
 BUDGET = "budget.json"  # in skill/
 STEPS = 20  # scales are tried from 1 down, by 1 / STEPS
@@ -86,7 +86,7 @@ class WithinBudget(RunCallback):
         names = [part["name"] for part in facts_in(self.folder)["kept"]]
         before = {name: [row["metrics"][LOSS] for row in scores_in(self.folder, "before")[name]] for name in names}
         kept = {name: self._encoded(encoder, name, probes_in(self.folder / "before", name)) for name in names}
-        skill = self._encoded(encoder, self.request.name, skill_files(self.folder))
+        skill = self._encoded(encoder, self.request.name, self.teaching.files)
         trained = {layer.name: layer.current.copy() for layer in anchor.layers}
 
         packed = {name: unpackable(model, longest_first(e)) is None for name, e in (*kept.items(), (self.request.name, skill))}
@@ -122,8 +122,7 @@ class WithinBudget(RunCallback):
 
     @staticmethod
     def _encoded(encoder: Encoder, name: str, files: TextFiles) -> EncodedExamples:
-        task = files.task(name)
-        return encoder.encode(task, files.examples(name, "test", limit=default_recipe().tasks.test_limit))
+        return files.encoded(name, "test", encoder, limit=default_recipe().tasks.test_limit)
 
 
 def leave_at(anchor: Anchor, trained: Mapping[str, Factors], scale: float) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate
 from statistics import mean
 from typing import Any
 
@@ -125,8 +125,8 @@ def price_of(
     settings = recipe.training
     encoder = Encoder(session.tokenizer, max_tokens=session.room(settings.max_tokens), ends=ends_of(adapted))
     task = files.task(request.name)
-    train = encoder.encode(task, files.examples(request.name, "train"))
-    test = encoder.encode(task, islice(files.examples(request.name, "test"), recipe.tasks.test_limit))
+    train = files.encoded(request.name, "train", encoder)
+    test = files.encoded(request.name, "test", encoder, limit=recipe.tasks.test_limit)
     rates = measured(session, adapted, recipe, train, writes=SELF in request.keep)
     skill = _part(request.name, test, answered=task.answered)
     kept = [*_kept(request, encoder, rows)]

@@ -94,6 +94,7 @@ class Teaching:
     out: Path
     method: Method
     session: Session
+    files: TextFiles  # of the skill
     say: Say
     callbacks: Sequence[RunCallback] = ()
 
@@ -181,7 +182,7 @@ def before(teaching: Teaching) -> None:
             directions, energy = mean(each.core.k for each in protected), mean(each.retained_energy for each in protected)
             facts["memory"] = {"directions": directions, "energy": energy}
         write_text(temporary / FACTS, json.dumps(facts, indent=1))
-        tasks = {request.name: skill_files(folder), **{p.name: probes_in(temporary, p.name) for p in kept if p.probes}}
+        tasks = {request.name: teaching.files, **{p.name: probes_in(temporary, p.name) for p in kept if p.probes}}
         scores = scored(session, adapted, tasks, recipe, teaching.say, teaching.tell)
         write_text(temporary / SCORES, json.dumps(scores))
 
@@ -216,7 +217,7 @@ def after(teaching: Teaching, recipe: Recipe, *, left: bool) -> None:
     adapted = session.adapted(RunFolder(teaching.out).adapter)
     with sealed_folder(folder / "after") as temporary:
         write_text(temporary / SCORES, json.dumps(teaching.kept_scores(adapted, recipe)))
-        source, earlier = skill_files(folder), folder / "before"
+        source, earlier = teaching.files, folder / "before"
         if leaves_cores(method):
             watch = teaching.begin(f"finding what a later skill must protect of {request.name}")
             samples = islice(source.rows_of(request.name, "train"), MOST_ROWS)  # what is held out measures a later skill
@@ -237,8 +238,8 @@ def after(teaching: Teaching, recipe: Recipe, *, left: bool) -> None:
             own = islice(source.rows_of(request.name, "train"), method.rehearsal.memory)
             write_lines(temporary / OLD_TEXT, [*rows_of_file(earlier / OLD_TEXT), *map(row_of, own)])
         (temporary / PROBES).mkdir()
-        tests = list(source.rows_of(request.name, "test"))[:MOST_PROBES]
-        write_lines(temporary / PROBES / f"{request.name}.jsonl", [row_of(sample) for sample in tests])
+        tests = islice(source.rows_of(request.name, "test"), MOST_PROBES)
+        write_lines(temporary / PROBES / f"{request.name}.jsonl", map(row_of, tests))
 
 
 def scored(
@@ -255,7 +256,7 @@ def scored(
     for name, files in tasks.items():
         say(what := f"testing {name}")
         task = files.task(name)
-        examples = encoder.encode(task, files.examples(name, "test", limit=recipe.tasks.test_limit))
+        examples = files.encoded(name, "test", encoder, limit=recipe.tasks.test_limit)
         longest = max(examples.lengths) + (task.max_new_tokens or evaluation.max_new_tokens)
         unpacked = unpackable(adapted, longest_first(examples), longest=longest)
         if unpacked is not None:
@@ -290,14 +291,9 @@ class Counting:
         self.tell(self.done, self.total)
 
 
-def skill_files(folder: Path) -> TextFiles:
+def files_of(request: SkillRequest) -> TextFiles:
     """Return the files of the new skill."""
-    from anchorlora.config import TaskSettings
-    from anchorlora.data.sources import source_of
-
-    found = source_of(TaskSettings(data=str(folder / "tasks.yaml")))
-    assert isinstance(found, TextFiles)
-    return found
+    return TextFiles({request.name: request.listed.source(Path())})
 
 
 def probes_in(folder: Path, name: str) -> TextFiles:

@@ -11,15 +11,12 @@ from typing import Any
 
 from anchorlora.config import Recipe
 from anchorlora.continual.callback import RunCallback, Tell
-from anchorlora.continual.data import counting
 from anchorlora.data import Encoder, TextFiles
-from anchorlora.data.holdout import also_learned
 from anchorlora.data.templates import refuse_deaf
-from anchorlora.data.text import counted
 from anchorlora.errors import AnchorloraError, Interrupted, InvalidValue
 from anchorlora.methods import METHODS, Method
 from anchorlora.models.hub import is_path
-from anchorlora.models.load import tokenizer_of
+from anchorlora.models.load import configured_ends, tokenizer_of
 from anchorlora.models.own_text import most_tokens, refuse_too_large
 from anchorlora.models.session import Session
 from anchorlora.runs.autosave import Stop
@@ -68,6 +65,7 @@ from anchorlora.train.stages import (
     before,
     checkpoints,
     facts_in,
+    files_of,
     rows_in,
     scores_in,
     targets_of,
@@ -105,7 +103,7 @@ def train_skill(
         if RunFolder(out).is_taught:  # another process has finished it meanwhile
             refuse_others(request, out)
             return _finished(request, out, margin)
-        teaching = Teaching(request, out, request.method_in(methods), _session(request), say, callbacks)
+        teaching = Teaching(request, out, request.method_in(methods), _session(request), files_of(request), say, callbacks)
         _teach(teaching, lease, stop=stop, conduct=conduct or {})
         lease.check()
         verdict = _judged(request, out, margin)
@@ -121,7 +119,7 @@ def priced(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -
     refuse_others(request, out)
     method = request.method_in(methods)  # with the numbers of the skill before
     refuse_damaged_past(request)
-    files, session = _files(request), _session(request)
+    files, session = files_of(request), _session(request)
     rows = _counted(request, files)
     began = price.clock()
     session.adapted(request.adapter, targets=request.targets or ALL_LINEAR)
@@ -193,7 +191,7 @@ def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, conduct: Mapp
     """Do what is left of teaching a skill: what is kept, the run, the same again."""
     request, out, folder, method = teaching.request, teaching.out, teaching.folder, teaching.method
     try:
-        claim(request, out, partial(_counted, request, _files(request), teaching.tell))
+        claim(request, out, partial(_counted, request, teaching.files, teaching.tell))
         if not (folder / "before").is_dir():
             before(teaching)
             compare_inputs(request, folder)
@@ -218,6 +216,7 @@ def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, conduct: Mapp
             order=[request.name],
             seed=request.seed,
             out=place,
+            source=teaching.files,
             session=teaching.session,
             callbacks=[*teaching.callbacks, *more],
             stop=stop,
@@ -256,15 +255,12 @@ def _refuse_other_examples(out: Path, then: Mapping[str, Any], now: Mapping[str,
             raise InvalidValue(f"{out}: {name} was tested on other examples before than after; begin again with another --out")
 
 
-def _files(request: SkillRequest) -> TextFiles:
-    return TextFiles({request.name: request.listed.source(Path())})
-
-
 def _counted(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, done, total: None) -> list[dict[str, Any]]:
     """Count the rows of each source of text; refuse rows and own texts that the tokenizer alone shows to be impossible."""
-    base, room = request.base_model, default_recipe().changed(request.settings).training.max_tokens
-    tokenizer = tokenizer_of(base, adapter=request.adapter)
-    name, encoder = request.name, Encoder(tokenizer, max_tokens=room)
+    base, recipe = request.base_model, default_recipe().changed(request.settings)
+    tokenizer, room = tokenizer_of(base, adapter=request.adapter), recipe.training.max_tokens
+    name, encoder = request.name, Encoder(tokenizer, max_tokens=room, ends=configured_ends(base))
+    files.look_through(name, partial(tell, f"looking through rows of {name}"))
     for split in ("test", "train"):
         next(iter(files.examples(name, split)))
     if tokenizer.chat_template:
@@ -272,18 +268,13 @@ def _counted(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, 
     if SELF in request.keep:
         tokens = most_tokens(tokenizer, chat=bool(tokenizer.chat_template) and base.chat_template is None, room=room)
         refuse_too_large(base, tokens=tokens)
-    source, held = files.sources[name], files.held_out(name)
-    rows = []
-    for place, use in ((source.train, "learned"), (source.test, "tested")):
+    source, rows = files.sources[name], []
+    for place, split, use in ((source.train, "train", "learned"), (source.test, "test", "tested")):
         if place is not None:
-            total = sum(1 for _ in source.samples(place))  # takes a thirtieth of their encoding
-            samples = counting(source.samples(place), partial(tell, f"reading rows of {name}: {use}"), total)
-            found, _ = counted(name, samples, encoder)
-            if use == "tested":
-                found["also_learned"] = also_learned(name, source.samples(place), source.samples(source.train))
-            rows.append(
-                {"name": name, "source": place, "use": use, **found, "held_out": held if use == "learned" else found["read"]}
-            )
+            told = partial(tell, f"reading rows of {name}: {use}")
+            found = files.counted(name, split, encoder, test_limit=recipe.tasks.test_limit, tell=told)
+            held = files.held_out(name) if use == "learned" else found["read"]
+            rows.append({"name": name, "source": place, "use": use, **found, "held_out": held})
     kept = [each for place in earlier_places(request) for each in counted_at(place, request.keep_columns, encoder)]
     held_out = [(each["name"], each["held_out"]) for each in kept]
     held_out += [(SELF, max(1, request.own // OWN_SHARE)) for place in request.keep if place == SELF]
