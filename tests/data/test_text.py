@@ -164,6 +164,7 @@ ASKED = st.lists(st.tuples(st.sampled_from(["one", "two", "three four"]), st.int
 @given(ASKED, ASKED, st.booleans(), st.sampled_from([None, 1, 3]))
 def test_what_was_counted_is_what_is_read(tokenizer, tmp_path, learned, tested, apart, limit):
     tokenizer.chat_template = TEMPLATE
+
     def chat(number, words, turns):
         said = [{"role": role, "content": f"{words} {number} {i}"} for i in range(turns) for role in ("user", "assistant")]
         return {"messages": said}
