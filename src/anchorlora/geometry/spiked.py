@@ -58,7 +58,8 @@ class SpikedCovariance:
         X, e = in_float64(root), float(tail)
         norms = X.norm(dim=0)
         kept = norms > 0
-        return cls(torch.linalg.qr(X[:, kept] / norms[kept]).Q * _signs(X[:, kept]), norms[kept].square() + e, e)
+        Q, R = torch.linalg.qr(X[:, kept] / norms[kept])
+        return cls(Q * R.diagonal().sign(), norms[kept].square() + e, e)  # QR gives signs to columns that are orthogonal already
 
     @property
     def root(self) -> Tensor:
@@ -138,7 +139,3 @@ def folded(
     near = truncated(Factors((U.T @ L) @ A, scaled(U, -0.5), factors.scale), rank)  # the same product, in factors that round little
     return Factors(near.A.to(factors.A), near.B.to(factors.B), factors.scale)
 
-
-def _signs(x: Tensor) -> Tensor:
-    """Signs that QR gave to columns which were orthogonal already."""
-    return torch.linalg.qr(x, mode="r").R.diagonal().sign()
