@@ -51,7 +51,7 @@ def frontier_in_words() -> str:
         "on SmolLM2-135M-Instruct, all linear layers, each at the setting that by other examples learns as much as plain LoRA at "
         "its best (own text: learns most). New skill, in %, and the change of old abilities, in points "
         f"({min(counts)} to {max(counts)} pairs of a skill and a seed): {said}. [At two epochs](docs/lab/frontier.md), own text "
-        "learns and keeps as much as `fold-16`."
+        "learns as much and is not shown to keep less than `fold-16`."
     )
 
 

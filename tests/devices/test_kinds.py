@@ -1,5 +1,8 @@
 """What is asked of a device by its kind: which one "auto" is, its name, its memory, its generators, where float64 is done."""
 
+import ctypes
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -119,3 +122,22 @@ def test_float64_is_done_where_a_tensor_is_and_costs_no_copy_there():
     assert devices.float64_device(torch.device("cuda:1")) == torch.device("cuda:1")
     core = Subspace(torch.eye(3, 2, dtype=torch.float64))
     assert core.to(dtype=torch.float64, device="cpu") is core
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+def test_memory_that_is_freed_is_not_mapped_again():
+    code = """
+import resource, torch
+from anchorlora.devices import reuse_freed_memory
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        some = [torch.ones(2**20 + i) for i in range(16)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+usual = faults()
+reuse_freed_memory()
+faults()
+print(usual, faults())
+"""
+    usual, now = map(int, subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split())
+    assert now < usual / 10

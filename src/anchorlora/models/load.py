@@ -26,7 +26,7 @@ from anchorlora import embedded
 from anchorlora.adapters import keep_unpacked
 from anchorlora.config import BaseModelSettings
 from anchorlora.data.templates import stop_ids
-from anchorlora.devices import chosen, has_bfloat16, type_name
+from anchorlora.devices import chosen, has_bfloat16, reuse_freed_memory, type_name
 from anchorlora.errors import InvalidValue, MissingExtra, message_of
 from anchorlora.models.failures import cannot_be_loaded, read_model, reading, refuse_not_finite
 from anchorlora.models.families import family_of
@@ -85,6 +85,8 @@ def load_base_model(settings: BaseModelSettings, *, adapter: Path | None = None)
     """
     origin, device, dtype = _origin(settings), device_of(settings), dtype_of(settings)
     _refuse_absent(device)
+    if device.type == "cpu":
+        reuse_freed_memory()
     commit = _commit(settings, origin)  # a branch may move while its files are read: what follows is of one commit
     config = _config(settings, origin, commit)
     how = quantization(settings, config)
