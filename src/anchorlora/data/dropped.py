@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from anchorlora.data.forms.base import SPEAKERS
-from anchorlora.data.templates import ANSWERED, THOUGHTS, Messages
+from anchorlora.data.templates import ANSWERED, Messages
+from anchorlora.data.thoughts import THOUGHTS
 from anchorlora.errors import InvalidValue
 
 Write = Callable[..., str]  # what a chat template writes of messages, see `rendered`

@@ -12,23 +12,20 @@ answer that the tokenizer does not know is refused; one of a prompt is noted.
 from __future__ import annotations
 
 import json
-import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
+from anchorlora.data import thoughts
 from anchorlora.data.dropped import Write, refuse_dropped
 from anchorlora.data.prompts import Encoder
 from anchorlora.data.samples import Example, Sample
-from anchorlora.data.templates import ANSWERED, ASKED, THOUGHTS, Messages, rendered, thought_key
+from anchorlora.data.templates import ANSWERED, ASKED, Messages, rendered
+from anchorlora.data.thoughts import without_lead
 from anchorlora.errors import InvalidValue
 
-OPENED = re.compile(r"<(\w+)>\s*\Z")  # a thought that the template opens in the prompt
-THOUGHT = re.compile(r"\s*<(\w+)>(.*?)</\1>(.*)\Z", re.DOTALL)  # before an answer's words
-EMPTY = re.compile(r"(<(\w+)>\s*</\2>|(<\|(\w+)>)\w*\s*<\4\|>)\s*\Z")  # one that it closes there at once
-CLOSED = re.compile(r"</\w+>\s*\Z")
 # where the answer's first token begins within the prompt: what it is, and what to do
 SPLIT = {
     "blank": (
@@ -62,7 +59,7 @@ def chat_ids(sample: Sample, tokenizer: Any, *, answering: bool = False) -> list
     """Return the tokens of a chat, as the tokenizer's chat template renders it."""
     assert not isinstance(sample.content, str)
     write = partial(rendered, sample.place, tokenizer=tokenizer, tools=sample.tools)
-    messages = _apart(sample.place, sample.content, tokenizer)
+    messages = thoughts.apart(sample.place, sample.content, tokenizer)
     text = write(messages, asking=answering)
     whole = write(messages) if answering else text
     refuse_dropped(sample.place, messages, text, write, sample.tools, whole=whole)
@@ -75,14 +72,14 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
     reply = example.reply or {"role": "assistant", "content": example.label}
     messages = [*example.messages, reply]
     if not example.continued:
-        messages = _apart(place, messages, tokenizer)
+        messages = thoughts.apart(place, messages, tokenizer)
     *before, reply = messages
     write = partial(rendered, place, tokenizer=tokenizer, tools=example.tools)
     prompt, whole, content = write(before, asking=True), write(messages), str(reply["content"])
-    text, prompt = _joined(place, prompt, whole, reply)
+    text, prompt = thoughts.joined(place, prompt, whole, reply)
     boundary = len(prompt)
-    _refuse_second_thought(f"{place}: message {len(messages)} (role 'assistant')", text, boundary)
-    start = _start(write, text, boundary, _words(content, tokenizer), messages)
+    thoughts.refuse_second(f"{place}: message {len(messages)} (role 'assistant')", text, boundary)
+    start = _start(write, text, boundary, thoughts.own_words(content, tokenizer), messages)
     refuse_dropped(place, messages, text, write, example.tools, whole=whole, learned=example.learned)
     if example.continued:
         boundary = start = text.index(content[: example.continued], start) + example.continued
@@ -119,86 +116,6 @@ def text_turn(example: Example, encoder: Encoder) -> Turn:
     head = next((i for i, (a, b) in enumerate(read.offsets) if a != b), 0)
     label = _decoded(tokenizer, said[:-1] if said[-1] in encoder.stops else said).strip()
     return Turn(prompt, tuple(read.ids[:first]), said, head, "", label, read.unknown(first + len(said), own=answer), split)
-
-
-def without_lead(text: str, lead: str) -> str:
-    """Return an answer without what the template writes before it, or without the thought that the model wrote there."""
-    text, lead = text.strip(), lead.strip()
-    if not lead:
-        return text
-    if text.startswith(lead):
-        return text[len(lead) :].strip()
-    closed = CLOSED.search(lead)
-    return text.rpartition(closed[0].strip())[2].strip() if closed else text
-
-
-def _joined(place: str, prompt: str, whole: str, reply: Mapping[str, Any]) -> tuple[str, str]:
-    """The text of an answered chat that begins with what a server would give, and the latter."""
-    if whole.startswith(prompt):
-        return whole, prompt
-    opened = OPENED.search(prompt)
-    if opened and whole.startswith(prompt[: opened.start()].rstrip()):
-        rest, tag = whole[len(prompt[: opened.start()].rstrip()) :], opened[1]
-        if rest.lstrip().startswith(f"<{tag}>"):
-            return prompt + rest.lstrip()[len(f"<{tag}>") :].lstrip("\n"), prompt
-        inline = re.match(rf"\s*<{tag}>(.*?)</{tag}>", str(reply["content"]), re.DOTALL)
-        given = next((str(reply[key]) for key in THOUGHTS if reply.get(key)), inline[1] if inline else "")
-        thought = f"{given.strip()}\n" if given.strip() or not prompt.endswith("\n") else ""  # closed at once, on a line of its own
-        return f"{prompt}{thought}</{tag}>\n\n{rest.lstrip()}", prompt
-    closed = EMPTY.search(prompt)
-    if closed and whole.startswith(prompt[: closed.start()]):
-        rest = whole[closed.start() :]
-        if not rest.startswith(closed[3] or f"<{closed[2]}>"):
-            return prompt + rest, prompt
-        raise InvalidValue(
-            f"{place}: the tokenizer's chat template ends a prompt with an empty thought, {closed[0].strip()!r}, so this answer's "
-            "would never be written; take it out, or give a template that leaves the thought to the model"
-        )
-    if whole.startswith(prompt.rstrip()):  # a blank that the template writes for the model alone
-        return prompt + whole[len(prompt.rstrip()) :].lstrip(), prompt
-    raise InvalidValue(
-        f"{place}: the tokenizer's chat template ends a prompt with {prompt[-40:]!r}, which it does not write before an answer, "
-        "so the model would not be trained on what it is asked; give a template that writes both alike"
-    )
-
-
-def _refuse_second_thought(where: str, text: str, boundary: int) -> None:
-    """Refuse an answer that thinks after the empty thought that the template writes."""
-    begun = EMPTY.search(text, 0, boundary) or OPENED.search(text, 0, boundary)
-    answer = text[begun.start() if begun else boundary :]
-    empty = re.match(r"\s*<(\w+)>\s*</\1>\s*", answer)
-    if empty and (answer.startswith(f"<{empty[1]}>", empty.end()) or f"</{empty[1]}>" in answer[empty.end() :]):
-        raise InvalidValue(
-            f"{where} holds a thought, and the tokenizer's chat template writes an empty one before it; begin the message with "
-            f"<{empty[1]}>..</{empty[1]}>, put the thought into {THOUGHTS[0]!r}, or give the rendered text as prompt and completion"
-        )
-
-
-def _apart(place: str, messages: Messages, tokenizer: Any) -> list[Mapping[str, Any]]:
-    """Messages whose thoughts stand in a key of their own, where the template writes a thought before one in `content`."""
-    apart, template = list(messages), str(tokenizer.chat_template)
-    for i, message in enumerate(messages):
-        parts = THOUGHT.match(str(message["content"])) if message["role"] == "assistant" else None
-        if not parts or not re.search(f"</?{parts[1]}>", template):
-            continue
-        given = next((key for key in THOUGHTS if message.get(key)), None)
-        if given is not None:
-            raise InvalidValue(
-                f"{place}: message {i + 1} (role 'assistant') begins with a thought in <{parts[1]}>, and {given!r} holds another; "
-                "keep one of them"
-            )
-        key = thought_key(tokenizer, template, parts[1])
-        if key:
-            apart[i] = {**message, key: parts[2].strip("\n"), "content": parts[3].lstrip("\n")}
-    return apart
-
-
-def _words(content: str, tokenizer: Any) -> str:
-    """A message's own words, without a thought that stands before them in the template's own tags."""
-    thought = re.match(r"\s*<(\w+)>.*?</\1>\s*", content, re.DOTALL)
-    if thought and f"</{thought[1]}>" in str(tokenizer.chat_template):
-        return content[thought.end() :].strip()
-    return content.strip()
 
 
 def _start(write: Write, text: str, boundary: int, content: str, messages: Messages) -> int:

@@ -18,7 +18,6 @@ from anchorlora.errors import InvalidValue, message_of
 Messages = Sequence[Mapping[str, Any]]
 ASKED, ANSWERED = "anchorlorawouldask", "anchorlorawouldanswer"  # words that no template writes
 SECONDS, LARGEST = 20.0, 2**24  # that a template may take for one chat, and characters that it may write
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a message
 CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 
 
@@ -72,26 +71,6 @@ def _reads_parts(tokenizer: Any, template: str) -> bool:
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
-
-
-@lru_cache(maxsize=4)
-def thought_key(tokenizer: Any, template: str, tag: str) -> str:
-    """Return the key from which a template takes a thought, where it writes one of its own before one in `content`; else ""."""
-    thought = "anchorlorawouldthink"
-
-    def written(content: str, **thoughts: str) -> str:
-        try:
-            return rendered(
-                "", [{"role": "user", "content": ASKED}, {"role": "assistant", "content": content, **thoughts}], tokenizer
-            )
-        except InvalidValue:
-            return ""
-
-    inside = written(f"<{tag}>\n{thought}\n</{tag}>\n\n{ANSWERED}")
-    if not re.search(rf"<{tag}>\s*(</{tag}>\s*)?<{tag}>\s*{thought}", inside):
-        return ""
-    once = rf"<{tag}>\s*{thought}\s*</{tag}>\s*{ANSWERED}"
-    return next((key for key in THOUGHTS if re.search(once, written(ANSWERED, **{key: thought}))), "")
 
 
 def _dated(template: str, clock: datetime) -> str:

@@ -21,10 +21,11 @@ from anchorlora.data.holdout import RowHashes
 from anchorlora.data.manifest import FileFacts
 from anchorlora.data.metrics import Answer, ExactMatch, Metric, TokenF1, normalize, read_answer, refuse_uninstalled, scored
 from anchorlora.data.prompts import Encoder
-from anchorlora.data.rendering import Turn, chat_ids, chat_turn, text_turn, without_lead
+from anchorlora.data.rendering import Turn, chat_ids, chat_turn, text_turn
 from anchorlora.data.sample_files import facts_of_data, lines_in, samples_in
 from anchorlora.data.samples import Example, Sample, examples_of
 from anchorlora.data.spool import Encoded, EncodedExamples
+from anchorlora.data.thoughts import without_lead
 from anchorlora.errors import InvalidValue, UnknownName
 
 MOST_LABELS = 50

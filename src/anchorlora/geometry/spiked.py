@@ -138,4 +138,3 @@ def folded(
     U = torch.linalg.qr(torch.cat([held, rest], dim=1)).Q
     near = truncated(Factors((U.T @ L) @ A, scaled(U, -0.5), factors.scale), rank)  # the same product, in factors that round little
     return Factors(near.A.to(factors.A), near.B.to(factors.B), factors.scale)
-

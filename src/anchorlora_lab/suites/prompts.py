@@ -18,10 +18,11 @@ from typing import Any
 
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import Encoded, Encoder, Example, Sample, examples_of, normalize
-from anchorlora.data.rendering import Turn, without_lead
+from anchorlora.data.rendering import Turn
 from anchorlora.data.rows import iterated
 from anchorlora.data.sample_files import rows_in
 from anchorlora.data.text import shortened, turn_of
+from anchorlora.data.thoughts import without_lead
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import ends_of
 from anchorlora.paths import expanded

@@ -1,0 +1,127 @@
+"""Thoughts of a message: where a chat template writes them, and what stands for one in `content`.
+
+A template may write a thought of its own before an answer, empty or taken from a key of the message, or open one in the prompt. A
+thought in `content` is then read as if it stood in that key, so that each is learned once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from anchorlora.data.templates import ANSWERED, ASKED, Messages, rendered
+from anchorlora.errors import InvalidValue
+
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a message
+TAGS = ("think", "thinking", "thought", "reasoning")  # of a thought in `content`, whatever the template calls one
+OPENED = re.compile(r"<(\w+)>\s*\Z")  # a thought that the template opens in the prompt
+THOUGHT = re.compile(r"\s*<(\w+)>(.*?)</\1>(.*)\Z", re.DOTALL)  # before an answer's words
+EMPTY = re.compile(r"(<(\w+)>\s*</\2>|(<\|(\w+)>)\w*\s*<\4\|>)\s*\Z")  # one that it closes there at once
+CLOSED = re.compile(r"</\w+>\s*\Z")
+
+
+def without_lead(text: str, lead: str) -> str:
+    """Return an answer without what the template writes before it, or without the thought that the model wrote there."""
+    text, lead = text.strip(), lead.strip()
+    if not lead:
+        return text
+    if text.startswith(lead):
+        return text[len(lead) :].strip()
+    closed = CLOSED.search(lead)
+    return text.rpartition(closed[0].strip())[2].strip() if closed else text
+
+
+def joined(place: str, prompt: str, whole: str, reply: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the text of an answered chat that begins with what a server would give, and the latter."""
+    if whole.startswith(prompt):
+        return whole, prompt
+    opened = OPENED.search(prompt)
+    if opened and whole.startswith(prompt[: opened.start()].rstrip()):
+        rest, tag = whole[len(prompt[: opened.start()].rstrip()) :], opened[1]
+        if rest.lstrip().startswith(f"<{tag}>"):
+            return prompt + rest.lstrip()[len(f"<{tag}>") :].lstrip("\n"), prompt
+        inline = re.match(rf"\s*<{tag}>(.*?)</{tag}>", str(reply["content"]), re.DOTALL)
+        given = next((str(reply[key]) for key in THOUGHTS if reply.get(key)), inline[1] if inline else "")
+        thought = f"{given.strip()}\n" if given.strip() or not prompt.endswith("\n") else ""  # closed at once, on a line of its own
+        return f"{prompt}{thought}</{tag}>\n\n{rest.lstrip()}", prompt
+    closed = EMPTY.search(prompt)
+    if closed and whole.startswith(prompt[: closed.start()]):
+        rest = whole[closed.start() :]
+        if not rest.startswith(closed[3] or f"<{closed[2]}>"):
+            return prompt + rest, prompt
+        raise InvalidValue(
+            f"{place}: the tokenizer's chat template ends a prompt with an empty thought, {closed[0].strip()!r}, so this answer's "
+            "would never be written; take it out, or give a template that leaves the thought to the model"
+        )
+    if whole.startswith(prompt.rstrip()):  # a blank that the template writes for the model alone
+        return prompt + whole[len(prompt.rstrip()) :].lstrip(), prompt
+    raise InvalidValue(
+        f"{place}: the tokenizer's chat template ends a prompt with {prompt[-40:]!r}, which it does not write before an answer, "
+        "so the model would not be trained on what it is asked; give a template that writes both alike"
+    )
+
+
+def refuse_second(where: str, text: str, boundary: int) -> None:
+    """Refuse an answer that thinks after the empty thought that the template writes."""
+    begun = EMPTY.search(text, 0, boundary) or OPENED.search(text, 0, boundary)
+    answer = text[begun.start() if begun else boundary :]
+    empty = re.match(r"\s*<(\w+)>\s*</\1>\s*", answer)
+    if empty and (answer.startswith(f"<{empty[1]}>", empty.end()) or f"</{empty[1]}>" in answer[empty.end() :]):
+        raise InvalidValue(
+            f"{where} holds a thought, and the tokenizer's chat template writes an empty one before it; begin the message with "
+            f"<{empty[1]}>..</{empty[1]}>, put the thought into {THOUGHTS[0]!r}, or give the rendered text as prompt and completion"
+        )
+
+
+def apart(place: str, messages: Messages, tokenizer: Any) -> list[Mapping[str, Any]]:
+    """Return messages whose thoughts stand in a key of their own, where the template takes none in `content`."""
+    parted, template = list(messages), str(tokenizer.chat_template)
+    for i, message in enumerate(messages):
+        parts = THOUGHT.match(str(message["content"])) if message["role"] == "assistant" else None
+        if not parts or not (parts[1] in TAGS or re.search(f"</?{parts[1]}>", template)):
+            continue
+        given = next((key for key in THOUGHTS if message.get(key)), None)
+        if given is not None:
+            raise InvalidValue(
+                f"{place}: message {i + 1} (role 'assistant') begins with a thought in <{parts[1]}>, and {given!r} holds another; "
+                "keep one of them"
+            )
+        key = _key(tokenizer, template, parts[1])
+        if key:
+            parted[i] = {**message, key: parts[2].strip("\n"), "content": parts[3].lstrip("\n")}
+    return parted
+
+
+def own_words(content: str, tokenizer: Any) -> str:
+    """Return a message's own words, without a thought that stands before them in the template's own tags."""
+    thought = re.match(r"\s*<(\w+)>.*?</\1>\s*", content, re.DOTALL)
+    if thought and f"</{thought[1]}>" in str(tokenizer.chat_template):
+        return content[thought.end() :].strip()
+    return content.strip()
+
+
+@lru_cache(maxsize=4)
+def _key(tokenizer: Any, template: str, tag: str) -> str:
+    """The key from which a template takes a thought, where it writes one of its own before one in `content`, or does not know the
+    tag; else "".
+    """
+    thought = "anchorlorawouldthink"
+
+    def written(content: str, **thoughts: str) -> str:
+        try:
+            return rendered(
+                "", [{"role": "user", "content": ASKED}, {"role": "assistant", "content": content, **thoughts}], tokenizer
+            )
+        except InvalidValue:
+            return ""
+
+    if not re.search(f"</?{tag}>", template):
+        of_its_own = rf"{thought}(?s:.*){ANSWERED}"
+        return next((key for key in THOUGHTS if re.search(of_its_own, written(ANSWERED, **{key: thought}))), "")
+    inside = written(f"<{tag}>\n{thought}\n</{tag}>\n\n{ANSWERED}")
+    if not re.search(rf"<{tag}>\s*(</{tag}>\s*)?<{tag}>\s*{thought}", inside):
+        return ""
+    once = rf"<{tag}>\s*{thought}\s*</{tag}>\s*{ANSWERED}"
+    return next((key for key in THOUGHTS if re.search(once, written(ANSWERED, **{key: thought}))), "")
