@@ -103,11 +103,7 @@ def free_memory(device: torch.device) -> int | None:
 
 @cache
 def reuse_freed_memory() -> None:
-    """Let this process keep main memory that is freed for the tensors to come, where the C library is glibc.
-
-    By default it gives large blocks back to the system, which maps and clears them again for the next tensor: a twentieth of a
-    training step on a CPU.
-    """
+    """Let glibc keep memory that is freed for the next tensors; the system would clear it again, a twentieth of a step on a CPU."""
     if sys.platform == "linux" and (tune := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         for option, value in ((M_MMAP_THRESHOLD, 2**30), (M_TRIM_THRESHOLD, 2**31 - 1)):
             tune(option, value)

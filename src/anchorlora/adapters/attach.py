@@ -33,9 +33,8 @@ DEFAULT = "default"  # the name that PEFT gives to a loaded adapter
 
 
 def attach(model: Any, folder: Path) -> PeftModel:
-    """Put the adapter of a folder on a model, for inference.
-
-    The folder is read as data: PEFT receives only finite factors and the names of their layers.
+    """Put the adapter of a folder on a model, for inference. The folder is read as data: PEFT receives only finite factors and the
+    names of their layers.
     """
     described, whole = read_with_whole(folder)
     _refuse_what_is_followed(folder)

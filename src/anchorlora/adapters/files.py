@@ -36,9 +36,8 @@ def write_adapter(
     fan_in_fan_out: bool = False,
     whole: WholeWeights = NO_WHOLE,
 ) -> None:
-    """Write factors as one ordinary PEFT LoRA adapter: plain scaling, alpha = scale x rank; `whole` is what comes with it.
-
-    Layers whose rank or scale differs from the first one's are named in rank_pattern and alpha_pattern.
+    """Write factors as one ordinary PEFT LoRA adapter: plain scaling, alpha = scale x rank; `whole` is what comes with it. Layers
+    whose rank or scale differs from the first one's are named in rank_pattern and alpha_pattern.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -69,9 +68,8 @@ def write_adapter(
 
 
 def read_adapter(folder: Path, *, beside: dict[str, Tensor] | None = None) -> dict[str, Factors]:
-    """Read the factors of a saved PEFT LoRA adapter as data: safetensors and JSON, no model, no code.
-
-    Whole weights that come with it are put into `beside`; whoever gives none has no use for them, and they are refused.
+    """Read the factors of a saved PEFT LoRA adapter as data: safetensors and JSON, no model, no code. Whole weights that come with
+    it are put into `beside`; whoever gives none has no use for them, and they are refused.
     """
     config = read_config(folder)
     weights = folder / WEIGHTS_FILE
@@ -142,9 +140,8 @@ def layer_path(key: str) -> str | None:
 
 
 def fitted(saved: Mapping[str, Factors], modules: Collection[str], *, where: str) -> Mapping[str, Factors]:
-    """Return saved factors under the layer paths of a model, whose prefix may be another than the adapter's.
-
-    A text model that was trained inside a larger one has other paths there (`model.language_model.layers` for `model.layers`).
+    """Return saved factors under the layer paths of a model, whose prefix may be another than the adapter's. A text model that was
+    trained inside a larger one has other paths there (`model.language_model.layers` for `model.layers`).
     """
     known = set(modules)
     strange = next((layer for layer in saved if layer not in known), None)

@@ -243,9 +243,8 @@ def _variant(module: LoraLayer) -> str | None:
 
 
 def _others(module: LoraLayer, adapter: str, *, whole: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that the layer computes with, except the protected factors and those of inactive adapters.
-
-    Unless the model is whole, only adapters that no process splits: weights of the base layer come and go.
+    """Every tensor that the layer computes with, except the protected factors and those of inactive adapters. Unless the model is
+    whole, only adapters that no process splits: weights of the base layer come and go.
     """
     active = active_at(module)
     factors = {id(module.lora_A[adapter].weight), id(module.lora_B[adapter].weight)}

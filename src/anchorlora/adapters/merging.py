@@ -32,9 +32,8 @@ def merge(
     before: Mapping[str, Factors] = NOTHING,
     cores: Mapping[str, Subspace] = NOTHING,
 ) -> dict[str, Rounding]:
-    """Add every layer's s B A to its weight and round ALL floating-point parameters to `dtype`, in place.
-
-    Parameters keep their own storage type.
+    """Add every layer's s B A to its weight and round ALL floating-point parameters to `dtype`, in place. Parameters keep their own
+    storage type.
     """
     layers, merged = mergeable(model, factors), {}
     for name, f in factors.items():

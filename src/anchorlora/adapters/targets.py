@@ -120,9 +120,8 @@ def widths_of(layer: Adaptable) -> tuple[int, int]:
 
 
 def are_transposed(layers: Iterable[nn.Module]) -> bool:
-    """Return PEFT's `fan_in_fan_out`: whether all layers hold their weight as (d_in, d_out), as GPT-2's Conv1D does.
-
-    PEFT finds out for each layer of a model that has both.
+    """Return PEFT's `fan_in_fan_out`: whether all layers hold their weight as (d_in, d_out), as GPT-2's Conv1D does. PEFT finds out
+    for each layer of a model that has both.
     """
     return all(isinstance(layer, Conv1D) for layer in layers)
 

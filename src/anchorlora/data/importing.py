@@ -38,9 +38,8 @@ PARTS = ("labels.json", "train.json", "test.json")
 
 
 def import_benchmark(source: str, to: Path) -> dict[str, Any]:
-    """Copy a benchmark into a new folder.
-
-    Every copied split is read and its labels are checked first; a failed import leaves nothing behind.
+    """Copy a benchmark into a new folder. Every copied split is read and its labels are checked first; a failed import leaves
+    nothing behind.
     """
     if to.exists():
         raise InvalidValue(f"{to} exists already; import into a new folder")
@@ -83,9 +82,8 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
 
 
 def verify_benchmark(root: Path) -> dict[str, str]:
-    """Return the kind of every file of a benchmark folder.
-
-    The kind is the one that the manifest declares where the bytes agree, else that of the official list.
+    """Return the kind of every file of a benchmark folder. The kind is the one that the manifest declares where the bytes agree,
+    else that of the official list.
     """
     manifest = Manifest.beside(root)
     present = set(_present(root))

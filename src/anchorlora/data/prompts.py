@@ -168,9 +168,8 @@ class Encoder:
 
 
 def longest(size: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest n <= size with fits(n), by bisection.
-
-    More characters may now and then take fewer tokens; a neighboring n that fits is found then.
+    """Return the largest n <= size with fits(n), by bisection. More characters may now and then take fewer tokens; a neighboring n
+    that fits is found then.
     """
     low, high = 0, size
     while low < high:

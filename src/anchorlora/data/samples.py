@@ -24,9 +24,8 @@ class Sample:
     weight: int = 1  # 0: nothing of the row is learned
 
     def turns(self) -> list[tuple[str | tuple[Message, ...], str]]:
-        """Return what a model can learn of the sample: pairs of a prompt and its answer.
-
-        Of a chat, every message of the assistant is an answer to all messages before it, as it will be when the model is used.
+        """Return what a model can learn of the sample: pairs of a prompt and its answer. Of a chat, every message of the assistant
+        is an answer to all messages before it, as it will be when the model is used.
         """
         if isinstance(self.content, str):
             return [(self.content[: self.given], self.content[self.given :])] if self.weight else []

@@ -106,9 +106,8 @@ def counted(
     measured: bool = False,
     keep: Callable[[int, Example, Turn], None] = lambda number, example, turn: None,
 ) -> tuple[dict[str, Any], dict[int, str]]:
-    """Return how many rows there are, and of how many of them what; and which no answer can be measured on, and why.
-
-    `keep` is given every example that can be learned, with the number of its row and its tokens.
+    """Return how many rows there are, and of how many of them what; and which no answer can be measured on, and why. `keep` takes
+    every example that can be learned, with the number of its row and its tokens.
     """
     rows, most = RowHashes(name), encoder.max_tokens
     found: dict[str, Any] = dict.fromkeys(("read", "repeated", "together", "cut", "skipped", "long", "unknown", "empty"), 0)

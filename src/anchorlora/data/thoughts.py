@@ -104,9 +104,7 @@ def own_words(content: str, tokenizer: Any) -> str:
 
 @lru_cache(maxsize=4)
 def _key(tokenizer: Any, template: str, tag: str) -> str:
-    """The key from which a template takes a thought, where it writes one of its own before one in `content`, or does not know the
-    tag; else "".
-    """
+    """The key of a thought in a template that writes one of its own before one in `content`, or does not know the tag; else ""."""
     thought = "anchorlorawouldthink"
 
     def written(content: str, **thoughts: str) -> str:

@@ -96,9 +96,8 @@ class Provenance:
             self._refuse(self.config, known[CONFIG], _hash(self.config))
 
     def keep(self, base_model: LoadedModel, source: TaskSource, start: Start, *, date: str | None = None) -> None:
-        """Write down what was read, or check that it is what was written down.
-
-        A run that took over its first task reads the data of later tasks for the first time, so data may be added.
+        """Write down what was read, or check that it is what was written down. A run that took over its first task reads the data
+        of later tasks for the first time, so data may be added.
         """
         known = self._known()
         hashes: Hashes = {CONFIG: sha256(self.config), THREADS: str(torch.get_num_threads())}

@@ -66,9 +66,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _refuse_slow(path: Path, config: dict[str, Any], alphas: dict[str, Any]) -> None:
-    """Refuse regular expressions that would keep whoever reads the configuration busy.
-
-    One in `target_modules` is never searched with: the weights name the layers that it stands for.
+    """Refuse regular expressions that would keep whoever reads the configuration busy. One in `target_modules` is never searched
+    with: the weights name the layers that it stands for.
     """
     ranks, several = config.get("rank_pattern") or {}, config.get("layers_pattern") or []
     fields = {"alpha_pattern": list(alphas), "rank_pattern": list(ranks) if isinstance(ranks, dict) else [ranks]}

@@ -167,9 +167,8 @@ def artifact_in(folder: Path) -> Artifact:
 
 
 def adapters_in(folder: Path) -> dict[str, Path]:
-    """Return the adapters that PEFT saved in a folder, by name.
-
-    Checkpoints that a trainer left inside (checkpoint-100 and so on) are not among them.
+    """Return the adapters that PEFT saved in a folder, by name. Checkpoints that a trainer left inside (checkpoint-100 and so on)
+    are not among them.
     """
     if not folder.is_dir():
         return {}

@@ -120,9 +120,8 @@ class RunFolder:
         return RunConfig.read(load_yaml(self.config_file), str(self.config_file))
 
     def read_record(self) -> Record:
-        """Read the record of a finished run, and check every file of the run.
-
-        A record without tasks/, as in a collection of records, stands for itself: only the trace beside it is checked.
+        """Read the record of a finished run, and check every file of the run. A record without tasks/, as in a collection of
+        records, stands for itself: only the trace beside it is checked.
         """
         record = read_record(self.record_file)
         known: Mapping[str, str] = record.files or {}
@@ -215,9 +214,8 @@ def task_at(folder: Path) -> tuple[RunFolder, int, str] | None:
 
 
 def refuse_altered(path: Path) -> None:
-    """Refuse the folder of a task in a run directory, or a file in it, that is not what the run wrote.
-
-    Nothing is known about folders elsewhere, or where neither a record nor a state is left; they pass.
+    """Refuse the folder of a task in a run directory, or a file in it, that is not what the run wrote. Nothing is known about
+    folders elsewhere, or where neither a record nor a state is left; they pass.
     """
     for spelling in spellings(path):
         for task in filter(None, map(task_at, (spelling, *spelling.parents)[:3])):

@@ -68,9 +68,8 @@ def refuse_unlike(runs: Sequence[Run], *, axes: Collection[str] = ()) -> None:
 
 
 def alike(run: Run, other: Run) -> bool:
-    """Tell whether two runs differ in nothing but method, seed, and which tasks they learned.
-
-    What records say of single tasks is compared for those that both learned.
+    """Tell whether two runs differ in nothing but method, seed, and which tasks they learned. What records say of single tasks is
+    compared for those that both learned.
     """
     if run.record.recipe != other.record.recipe:
         return False

@@ -125,9 +125,8 @@ class TaskChange(FilePart):
 
     @property
     def uncertain(self) -> bool:
-        """True if another sample of questions might as well show no drop: the 95 % interval of the change reaches 0.
-
-        The user's own prompts are no sample: what they show is so.
+        """True if another sample of questions might as well show no drop: the 95 % interval of the change reaches 0. The user's own
+        prompts are no sample: what they show is so.
         """
         return self.task != PROMPTS and self.interval is not None and self.interval[1] >= 0
 

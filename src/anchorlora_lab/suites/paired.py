@@ -24,9 +24,8 @@ ROUNDING = 1e-9
 
 
 def changed(name: str, base: Measured, after: Measured) -> TaskChange:
-    """Return a task before and after.
-
-    The primary metric is the first fraction whose name says so (acc, exact_match, prompt_level_strict_acc), else the first.
+    """Return a task before and after. The primary metric is the first fraction whose name says so (acc, exact_match,
+    prompt_level_strict_acc), else the first.
     """
     fractions = [metric for metric in after.metrics if metric in base.metrics and _is_fraction(metric, base, after)]
     if not fractions:

@@ -106,9 +106,8 @@ def _means(at: Axes, method: str, runs: Sequence[Run], value: Callable[[Point], 
 
 
 def forgetting_of_runs(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw FM over rho, the change of held-out rows, the size of the change, and the predicted KL where most runs have it.
-
-    One dot is a run, one large mark a method's mean.
+    """Draw FM over rho, the change of held-out rows, the size of the change, and the predicted KL where most runs have it. One dot
+    is a run, one large mark a method's mean.
     """
     return _clouds(spots_of_runs(runs), looks, title="Forgetting against drift, one dot a run", label="FM, percentage points")
 

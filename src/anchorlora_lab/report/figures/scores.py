@@ -22,9 +22,8 @@ from anchorlora_lab.report.tables.scores import interval_over_examples
 
 
 def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw the mean accuracy on all tasks so far, after each task: means over runs.
-
-    With a band of one standard deviation for a single order, and with the mean's 95 % intervals for six runs or more.
+    """Draw the mean accuracy on all tasks so far, after each task: means over runs. With a band of one standard deviation for a
+    single order, and with the mean's 95 % intervals for six runs or more.
     """
     stages, one_order = range(1, len(runs[0].order) + 1), len({run.order for run in runs}) == 1
     with panels(runs, title="Accuracy after each task") as (figure, axes):
@@ -47,7 +46,6 @@ def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
 
 def accuracy_against_forgetting(runs: Sequence[Run], looks: Looks) -> Figure:
     """Draw AA over FM (upper left is better): a large mark for each method's mean with 95 % intervals, small ones for its runs.
-
     Intervals are those of the means over runs, of which six are needed. All panels share both axes.
     """
     with panels(runs, title="Accuracy against forgetting (upper left is better)", sharex=True) as (figure, axes):
@@ -69,9 +67,8 @@ def accuracy_against_forgetting(runs: Sequence[Run], looks: Looks) -> Figure:
 
 
 def one_base_model_against_another(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw AA and BWT of every method on one base model over those on another, with 95 % intervals over test examples.
-
-    A row for each two base models. Where both put the methods in one order, the marks rise from the lower left.
+    """Draw AA and BWT of every method on one base model over those on another, with 95 % intervals over test examples. A row for
+    each two base models. Where both put the methods in one order, the marks rise from the lower left.
     """
     rows = [pair for cells in runs_by_base_model(studies_of(runs)) for pair in combinations(cells.items(), 2)]
     figure = Figure(figsize=(11.2, 4.8 * len(rows)), layout="constrained")
@@ -188,9 +185,8 @@ def share_interval(right: int, tested: int) -> tuple[float, float]:
 
 
 def heat_maps(runs: Sequence[Run], looks: Looks) -> Figure:
-    """Draw the accuracy of each task (rows) after each stage (columns), a map for each method, all on one scale.
-
-    Cells are means over runs. With a single order, rows are tasks; with several, they are the first task learned, the second, ..
+    """Draw the accuracy of each task (rows) after each stage (columns), a map for each method, all on one scale. Cells are means
+    over runs. With a single order, rows are tasks; with several, they are the first task learned, the second, ..
     """
     grid, size, names = Grid.of(runs), len(runs[0].order), list(by_method(runs))
     across = max(1, min(len(names), 20 // (size + 1)))

@@ -132,9 +132,8 @@ INTERVALS = {"runs": interval_over_runs, "examples": interval_over_examples}
 
 
 def grouped(table: Table, layout: Layout = AS_IS) -> Table:
-    """Return a table of methods in the groups that are asked for or, for LaTeX, in those of the paper's main table.
-
-    References and methods that have no group come last. Groups that are asked for put the rows in their order and are a column.
+    """Return a table of methods in the groups that are asked for or, for LaTeX, in those of the paper's main table. References and
+    methods that have no group come last. Groups that are asked for put the rows in their order and are a column.
     """
     asked = {method: name for name, methods in layout.groups.items() for method in methods}
     catalog = {} if asked else {name: method.entry.group for name, method in METHODS.items()}
