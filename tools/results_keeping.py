@@ -192,9 +192,14 @@ def price() -> str:
     by = {(r["variant"], r["skill"], r["seed"]): r for r in records}
     by |= {("before", *key[1:]): r for r in records if r["variant"] == "before" for key in by if key[1] == r["skill"]}
     clusters = [key[1:] for key in by if key[0] == "command" and ("plain", *key[1:]) in by]
-    called = {"before": "before", "plain": "plain LoRA at its best learning rate", "command": "**the command below**"}
-    if all(("rival", *cluster) in by for cluster in clusters):
-        called["rival"] = "the same with `--method replay`"
+    called = {
+        "before": "before",
+        "peft": "plain LoRA at its best learning rate, PEFT with Trainer",
+        "plain": "the same by `train --method inc-lora`",
+        "command": "**the command below**",
+        "rival": "the same with `--method replay`",
+    }
+    called = {name: words for name, words in called.items() if all((name, *cluster) in by for cluster in clusters)}
     found = {name: [by[(name, *cluster)] for cluster in clusters] for name in called}
     abilities = {"instructions": "follows instructions", "facts": "facts", "choice": "multiple choice"}
 

@@ -7,6 +7,10 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     Gemma2Config,
@@ -24,7 +28,7 @@ from transformers import (
 import models
 import small
 from anchorlora import METHODS, AnswerSensitivity, Distillation, FeatureStore, GradientStart, run_sequence
-from anchorlora.adapters import AdapterStack
+from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.constraints.recording import answers_drawn
 from anchorlora.continual.batches import MEANS, micro_batch, packed_row, rows_of, windows
 from anchorlora.continual.callback import RunCallback
@@ -35,7 +39,7 @@ from anchorlora.data import Benchmark, Encoded, EncodedExamples, Example
 from anchorlora.features.layout import reading
 from anchorlora.models import packing
 from anchorlora.models.load import load_base_model
-from anchorlora.models.packing import RMSNorm, at_once, packed, packed_attention, unpackable
+from anchorlora.models.packing import AddedProducts, RMSNorm, _adapt, at_once, packed, packed_attention, unpackable
 
 WORDS = 64
 
@@ -395,8 +399,8 @@ def test_examples_that_are_read_together_say_what_they_say_alone(small_benchmark
     torch.testing.assert_close(torch.cat(list(losses.together(9))), torch.stack(list(losses(9))), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(sum(losses.summed(9)), sum(losses(9)), rtol=1e-5, atol=1e-6)
     rows, kept, starts = [], [], []
-    for given, counts in ((losses, [9]), (losses.__call__, [1] * 9)):  # the bare method has no `together`
-        anchor = blocks.anchor(losses=given)
+    for several, counts in ((losses, [9]), (losses.__call__, [1] * 9)):  # the bare method has no `together`
+        anchor = blocks.anchor(losses=several)
         drawn = list(answers_drawn(anchor, 9, seed=0))
         assert [count for count, _ in drawn] == counts
         rows.append([torch.cat([each[layer.name][side] for _, each in drawn]) for layer in anchor.layers for side in (0, 1)])
@@ -459,3 +463,66 @@ def test_memory_that_is_short_is_no_fault_of_flex_attention(monkeypatch):
     with pytest.raises(torch.OutOfMemoryError):
         packing._tried_at_once(None, torch.ones(1), scale=None, training=True)
     assert not packing._refused
+
+
+@pytest.mark.filterwarnings("ignore:`lora_bias=True`")
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**20),
+    kinds=st.lists(st.sampled_from(["plain", "frozen", "dora", "bias", "drops"]), min_size=1, max_size=2),
+    state=st.sampled_from(["on", "off", "merged", "heard", "half"]),
+    rank=st.integers(1, 5),
+)
+def test_a_layer_of_a_packed_row_computes_what_peft_computes(seed, kinds, state, rank):
+    torch.manual_seed(seed)
+    how = {"dora": {"use_dora": True}, "bias": {"lora_bias": True}, "drops": {"lora_dropout": 0.5}}
+    base = nn.ModuleDict({"layer": nn.Linear(6, 7, bias=False)})
+    for number, kind in enumerate(kinds):
+        config = LoraConfig(r=rank, lora_alpha=3, target_modules=["layer"], init_lora_weights=False, **how.get(kind, {}))
+        if number == 0:
+            model = get_peft_model(base, config, adapter_name="0")
+        else:
+            model.add_adapter(str(number), config)
+    names = list(map(str, range(len(kinds))))
+    model.base_model.set_adapter(names)
+    (layer,) = lora_layers(model).values()
+    for name, kind in zip(names, kinds, strict=True):
+        layer.lora_A[name].requires_grad_(kind != "frozen")
+        layer.lora_B[name].requires_grad_(kind != "frozen")
+    if state == "off":
+        layer.enable_adapters(False)
+    elif state == "merged":
+        assume("bias" not in kinds)  # which PEFT merges into a bias alone
+        layer.merge()
+    elif state == "heard":
+        heard = []
+        layer.lora_A["0"].register_forward_hook(lambda *given: heard.append(1))
+    elif state == "half":
+        model.half()
+    x = torch.randn(2, 3, 6, dtype=torch.float16 if state == "half" else torch.float32)
+
+    def outcome(call):
+        torch.manual_seed(seed)
+        model.zero_grad()
+        given = x.clone().requires_grad_()
+        out = call(given)
+        out.square().sum().backward()
+        return [out, given.grad, *(p.grad for p in layer.parameters())]
+
+    expected, found = outcome(layer), outcome(lambda given: _adapt(layer, given))
+    assert [one is None for one in found] == [one is None for one in expected]
+    exact = state in ("off", "merged", "heard", "half") or {"dora", "bias", "drops"} & set(kinds)
+    for one, other in zip(found, expected, strict=True):
+        if one is not None:
+            allowed = 0.0 if exact else 64 * torch.finfo(torch.float32).eps * (float(other.detach().abs().max()) + 1)
+            assert float((one - other).detach().abs().max()) <= allowed
+    if state == "heard" and kinds[0] != "dora":  # which calls no factor as a module
+        assert len(heard) == 2
+
+
+def test_the_gradients_of_added_products_are_those_of_finite_differences():
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True), torch.randn(4, 5, dtype=torch.float64)
+    shapes = ((2, 5), (4, 2), (1, 5), (4, 1))
+    factors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(lambda x, *factors: AddedProducts.apply(x, [0.5, 2.0], weight, *factors), (x, *factors))
