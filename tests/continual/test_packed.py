@@ -29,6 +29,7 @@ import models
 import small
 from anchorlora import METHODS, AnswerSensitivity, Distillation, FeatureStore, GradientStart, run_sequence
 from anchorlora.adapters import AdapterStack, lora_layers
+from anchorlora.adapters.kinds import AddedProducts, add_products
 from anchorlora.constraints.recording import answers_drawn
 from anchorlora.continual.batches import MEANS, micro_batch, packed_row, rows_of, windows
 from anchorlora.continual.callback import RunCallback
@@ -39,7 +40,7 @@ from anchorlora.data import Benchmark, Encoded, EncodedExamples, Example
 from anchorlora.features.layout import reading
 from anchorlora.models import packing
 from anchorlora.models.load import load_base_model
-from anchorlora.models.packing import AddedProducts, RMSNorm, _adapt, at_once, packed, packed_attention, unpackable
+from anchorlora.models.packing import RMSNorm, at_once, packed, packed_attention, unpackable
 
 WORDS = 64
 
@@ -509,7 +510,7 @@ def test_a_layer_of_a_packed_row_computes_what_peft_computes(seed, kinds, state,
         out.square().sum().backward()
         return [out, given.grad, *(p.grad for p in layer.parameters())]
 
-    expected, found = outcome(layer), outcome(lambda given: _adapt(layer, given))
+    expected, found = outcome(layer), outcome(lambda given: add_products(layer, given))
     assert [one is None for one in found] == [one is None for one in expected]
     exact = state in ("off", "merged", "heard", "half") or {"dora", "bias", "drops"} & set(kinds)
     for one, other in zip(found, expected, strict=True):

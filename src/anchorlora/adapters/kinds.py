@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import torch
 from peft.tuners.lora import LoraLayer
-from torch import nn
+from peft.tuners.lora.layer import Linear as LoraLinear
+from torch import Tensor, nn
 
 from anchorlora.adapters.sharding import is_sharded
 from anchorlora.geometry import Factors
@@ -189,3 +190,55 @@ def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
 def _adapter(parameter: str) -> str:
     """The adapter that a parameter of a layer belongs to, as in lora_A.NAME.weight."""
     return parameter.split(".")[1]
+
+
+def is_heard(module: Any) -> bool:
+    """Return True if something listens to the module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def add_products(module: LoraLinear, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Return what a LoRA layer computes: by one function where it only adds products to a frozen weight in float32 on a CPU."""
+    names, base = [name for name in module.active_adapters if name in module.lora_A], module.base_layer
+    inside = [base, *(part[name] for part in (module.lora_A, module.lora_B, module.lora_dropout) for name in names)]
+    weights = [base.weight, *(part[name].weight for name in names for part in (module.lora_A, module.lora_B))]
+    off = module.disable_adapters or module.merged or not names or any(name in module.lora_variant for name in names)
+    drops = any(module.lora_dropout[name].training and getattr(module.lora_dropout[name], "p", 0) for name in names)
+    plain = all(type(part) in (nn.Linear, nn.Dropout, nn.Identity) and not is_heard(part) for part in inside)
+    exact = all(type(w) is nn.Parameter and w.dtype == x.dtype == torch.float32 and w.device.type == "cpu" for w in weights)
+    bare = not base.weight.requires_grad and all(getattr(part, "bias", None) is None for part in inside)
+    if args or kwargs or off or drops or not (plain and exact and bare) or torch.is_autocast_enabled("cpu"):
+        return type(module).forward(module, x, *args, **kwargs)
+    return AddedProducts.apply(x, [module.scaling[name] for name in names], *weights)
+
+
+class AddedProducts(torch.autograd.Function):
+    """W x + sum of s B A x over adapters, for a weight W that does not train: every product is added where the sum is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scales: Sequence[float], weight: Tensor, *factors: Tensor) -> Tensor:
+        """Apply W (d_out, d_in) and the factors A (r, d_in), B (d_out, r), .. to x, (.., d_in)."""
+        rows = x.reshape(-1, x.shape[-1])
+        out, read = rows @ weight.T, [rows @ A.T for A in factors[::2]]
+        for scale, B, within in zip(scales, factors[1::2], read, strict=True):
+            out.addmm_(within, B.T, alpha=scale)
+        ctx.scales = scales
+        ctx.save_for_backward(x, weight, *factors, *read)
+        return out.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x and of the factors that train."""
+        x, weight, *others = ctx.saved_tensors
+        count, rows, g = len(ctx.scales), x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        factors, read = others[: 2 * count], others[2 * count :]
+        of_x = g @ weight if ctx.needs_input_grad[0] else None
+        of_factors: list[Tensor | None] = []
+        for i, scale in enumerate(ctx.scales):
+            A, B = factors[2 * i : 2 * i + 2]
+            trains_A, trains_B = ctx.needs_input_grad[3 + 2 * i : 5 + 2 * i]
+            back = (g @ B).mul_(scale)
+            if of_x is not None:
+                of_x.addmm_(back, A)
+            of_factors += [back.T @ rows if trains_A else None, (g.T @ read[i]).mul_(scale) if trains_B else None]
+        return (None if of_x is None else of_x.view(x.shape), None, None, *of_factors)

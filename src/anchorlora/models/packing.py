@@ -18,11 +18,11 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from anchorlora.adapters.kinds import LoraLinear, add_products, is_heard
 from anchorlora.adapters.layers import base_model_in
 from anchorlora.features.layout import Layout, current, pack, reading
 from anchorlora.models.failures import first_line
@@ -136,7 +136,7 @@ def packed(model: nn.Module, layout: Layout | None, keep: int | Tensor | None = 
         for part in norms:
             part.__dict__["forward"] = partial(_normalize, part)
         for part in adapted:
-            part.__dict__["forward"] = partial(_adapt, part)
+            part.__dict__["forward"] = partial(add_products, part)
         for config, _ in before:
             config._attn_implementation = NAME
         with reading(layout), _last_layer_on(modules, layout, keep):
@@ -194,53 +194,6 @@ class RMSNorm(torch.autograd.Function):
         return scaled.mul_(inverse).addcmul_(x, along), None, None
 
 
-def _adapt(module: LoraLinear, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A LoRA layer: one function where it adds products and nothing else, to a frozen weight in float32 on a CPU."""
-    names, base = [name for name in module.active_adapters if name in module.lora_A], module.base_layer
-    inside = [base, *(part[name] for part in (module.lora_A, module.lora_B, module.lora_dropout) for name in names)]
-    weights = [base.weight, *(part[name].weight for name in names for part in (module.lora_A, module.lora_B))]
-    off = module.disable_adapters or module.merged or not names or any(name in module.lora_variant for name in names)
-    drops = any(module.lora_dropout[name].training and getattr(module.lora_dropout[name], "p", 0) for name in names)
-    plain = all(type(part) in (nn.Linear, nn.Dropout, nn.Identity) and not _heard(part) for part in inside)
-    exact = all(type(w) is nn.Parameter and w.dtype == x.dtype == torch.float32 and w.device.type == "cpu" for w in weights)
-    bare = not base.weight.requires_grad and all(getattr(part, "bias", None) is None for part in inside)
-    if args or kwargs or off or drops or not (plain and exact and bare) or torch.is_autocast_enabled("cpu"):
-        return type(module).forward(module, x, *args, **kwargs)
-    return AddedProducts.apply(x, [module.scaling[name] for name in names], *weights)
-
-
-class AddedProducts(torch.autograd.Function):
-    """W x + sum of s B A x over adapters, for a weight W that does not train: every product is added where the sum is."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scales: Sequence[float], weight: Tensor, *factors: Tensor) -> Tensor:
-        """Apply W (d_out, d_in) and the factors A (r, d_in), B (d_out, r), .. to x, (.., d_in)."""
-        rows = x.reshape(-1, x.shape[-1])
-        out, read = rows @ weight.T, [rows @ A.T for A in factors[::2]]
-        for scale, B, within in zip(scales, factors[1::2], read, strict=True):
-            out.addmm_(within, B.T, alpha=scale)
-        ctx.scales = scales
-        ctx.save_for_backward(x, weight, *factors, *read)
-        return out.view(*x.shape[:-1], -1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x and of the factors that train."""
-        x, weight, *others = ctx.saved_tensors
-        count, rows, g = len(ctx.scales), x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-        factors, read = others[: 2 * count], others[2 * count :]
-        of_x = g @ weight if ctx.needs_input_grad[0] else None
-        of_factors: list[Tensor | None] = []
-        for i, scale in enumerate(ctx.scales):
-            A, B = factors[2 * i : 2 * i + 2]
-            trains_A, trains_B = ctx.needs_input_grad[3 + 2 * i : 5 + 2 * i]
-            back = (g @ B).mul_(scale)
-            if of_x is not None:
-                of_x.addmm_(back, A)
-            of_factors += [back.T @ rows if trains_A else None, (g.T @ read[i]).mul_(scale) if trains_B else None]
-        return (None if of_x is None else of_x.view(x.shape), None, None, *of_factors)
-
-
 _ASKING: ContextVar[tuple[nn.Module, list[Tensor], Callable[[Tensor], Tensor]] | None] = ContextVar("asking", default=None)
 
 
@@ -281,10 +234,10 @@ def _where_rows_are_cut(modules: Sequence[Any], layer: Any) -> tuple[list[nn.Mod
     takes, gives = [layer.self_attn.o_proj], [layer.self_attn.o_proj, layer.mlp]
     norm: Any = getattr(layer, "post_attention_layernorm", None)
     sandwiched = any("feedforward" in name for name, _ in layer.named_children())  # then that norm is before the sum
-    takes.append(layer.mlp if norm is None or sandwiched or _heard(norm) else norm)
+    takes.append(layer.mlp if norm is None or sandwiched or is_heard(norm) else norm)
     for whole in modules:
         last = whole._modules.get("norm")
-        if last is not None and not _heard(last) and layer in (whole._modules.get("layers") or ()):
+        if last is not None and not is_heard(last) and layer in (whole._modules.get("layers") or ()):
             takes.append(last)
             gives.append(last)
     asks: Any = getattr(layer.self_attn, "q_proj", None)
@@ -293,13 +246,8 @@ def _where_rows_are_cut(modules: Sequence[Any], layer: Any) -> tuple[list[nn.Mod
         return takes, gives
     if plain_lora:  # the layer itself sees all rows, so what listens to its input does, too
         inside = [asks.base_layer, *asks.lora_dropout.values()]
-        return (takes, gives) if any(map(_heard, inside)) else ([*takes, *inside], [*gives, asks])
-    return (takes, gives) if _heard(asks) else ([*takes, asks], [*gives, asks])
-
-
-def _heard(module: Any) -> bool:
-    """Return True if something listens to the module."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+        return (takes, gives) if any(map(is_heard, inside)) else ([*takes, *inside], [*gives, asks])
+    return (takes, gives) if is_heard(asks) else ([*takes, asks], [*gives, asks])
 
 
 def _spread(rows: Tensor, places: Tensor, tokens: int) -> Tensor:
@@ -315,7 +263,7 @@ def _last_layer(modules: Sequence[Any]) -> Any:
         return None
     mlp: nn.Module = last[0].mlp
     parts = [last[0].self_attn.o_proj, *mlp.modules()]
-    heard = any(map(_heard, parts))
+    heard = any(map(is_heard, parts))
     plain = all(isinstance(part, nn.Linear) or not list(part.parameters()) for part in list(mlp.modules())[1:])
     alone = len(signature(mlp.forward).parameters) == 1 and not list(mlp.parameters(recurse=False))
     return last[0] if plain and alone and not heard else None
