@@ -351,6 +351,8 @@ def test_a_thought_that_the_template_closes_in_the_prompt_alone_is_no_reason_to_
     assert list(e.prompt) == tokenizer.apply_chat_template([ASKED], add_generation_prompt=True, return_dict=True)["input_ids"]
     assert tokenizer.decode(e.prompt).endswith(f"assistant\n{closed}")
     assert tokenizer.decode(e.answer) == "4<|im_end|>"
+    with pytest.raises(InvalidValue, match=r"row 1: .* an empty (thought, .* would never be written|one before it)"):
+        encoded({"messages": [ASKED, {"role": "assistant", "content": "<think>two</think>4"}]}, tokenizer)
     thinking = asking.replace(
         "m.content",
         "('" + closed.replace("\n", "\\n").replace("</", "so</").replace("<c", "so<c") + "' if m.why else '') + m.content",

@@ -66,6 +66,11 @@ def joined(place: str, prompt: str, whole: str, reply: Mapping[str, Any]) -> tup
 def refuse_second(where: str, text: str, boundary: int) -> None:
     """Refuse an answer that thinks after the empty thought that the template writes."""
     begun = EMPTY.search(text, 0, boundary) or OPENED.search(text, 0, boundary)
+    if begun and begun.re is EMPTY and begun[3] and re.match(rf"\s*<({'|'.join(TAGS)})>", text[boundary:]):
+        raise InvalidValue(
+            f"{where} holds a thought, and the tokenizer's chat template writes an empty one before it, {begun[0].strip()!r}; "
+            "take it out, or give the rendered text as prompt and completion"
+        )
     answer = text[begun.start() if begun else boundary :]
     empty = re.match(r"\s*<(\w+)>\s*</\1>\s*", answer)
     if empty and (answer.startswith(f"<{empty[1]}>", empty.end()) or f"</{empty[1]}>" in answer[empty.end() :]):
