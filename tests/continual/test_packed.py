@@ -473,8 +473,9 @@ def test_memory_that_is_short_is_no_fault_of_flex_attention(monkeypatch):
     kinds=st.lists(st.sampled_from(["plain", "frozen", "dora", "bias", "drops"]), min_size=1, max_size=2),
     state=st.sampled_from(["on", "off", "merged", "heard", "half"]),
     rank=st.integers(1, 5),
+    tokens=st.integers(0, 3),
 )
-def test_a_layer_of_a_packed_row_computes_what_peft_computes(seed, kinds, state, rank):
+def test_a_layer_of_a_packed_row_computes_what_peft_computes(seed, kinds, state, rank, tokens):
     torch.manual_seed(seed)
     how = {"dora": {"use_dora": True}, "bias": {"lora_bias": True}, "drops": {"lora_dropout": 0.5}}
     base = nn.ModuleDict({"layer": nn.Linear(6, 7, bias=False)})
@@ -500,7 +501,7 @@ def test_a_layer_of_a_packed_row_computes_what_peft_computes(seed, kinds, state,
         layer.lora_A["0"].register_forward_hook(lambda *given: heard.append(1))
     elif state == "half":
         model.half()
-    x = torch.randn(2, 3, 6, dtype=torch.float16 if state == "half" else torch.float32)
+    x = torch.randn(2, tokens, 6, dtype=torch.float16 if state == "half" else torch.float32)
 
     def outcome(call):
         torch.manual_seed(seed)
@@ -515,8 +516,8 @@ def test_a_layer_of_a_packed_row_computes_what_peft_computes(seed, kinds, state,
     exact = state in ("off", "merged", "heard", "half") or {"dora", "bias", "drops"} & set(kinds)
     for one, other in zip(found, expected, strict=True):
         if one is not None:
-            allowed = 0.0 if exact else 64 * torch.finfo(torch.float32).eps * (float(other.detach().abs().max()) + 1)
-            assert float((one - other).detach().abs().max()) <= allowed
+            allowed = 0.0 if exact else 64 * torch.finfo(torch.float32).eps * (float(other.detach().norm()) + 1)
+            assert float((one - other).detach().norm()) <= allowed
     if state == "heard" and kinds[0] != "dora":  # which calls no factor as a module
         assert len(heard) == 2
 

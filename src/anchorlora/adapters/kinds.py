@@ -226,7 +226,7 @@ class AddedProducts(torch.autograd.Function):
             out.addmm_(within, B.T, alpha=scale)
         ctx.scales = scales
         ctx.save_for_backward(x, weight, *factors, *read)
-        return out.view(*x.shape[:-1], -1)
+        return out.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
