@@ -199,17 +199,17 @@ def is_heard(module: Any) -> bool:
 
 def add_products(module: LoraLinear, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Return what a LoRA layer computes: by one function where it only adds products to a frozen weight in float32 on a CPU."""
-    if args or kwargs or x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+    lowered = x.dtype != torch.float32 or torch.is_autocast_enabled("cpu")
+    if args or kwargs or x.device.type != "cpu" or lowered or not _adds_products_alone(module):
         return type(module).forward(module, x, *args, **kwargs)
-    names, base = [name for name in module.active_adapters if name in module.lora_A], module.base_layer
+    names, base = active_at(module), module.base_layer
     inside = [base, *(part[name] for part in (module.lora_A, module.lora_B, module.lora_dropout) for name in names)]
     weights = [base.weight, *(part[name].weight for name in names for part in (module.lora_A, module.lora_B))]
-    off = module.disable_adapters or module.merged or not names or any(name in module.lora_variant for name in names)
     drops = any(module.lora_dropout[name].training and getattr(module.lora_dropout[name], "p", 0) for name in names)
     plain = all(type(part) in (nn.Linear, nn.Dropout, nn.Identity) and not is_heard(part) for part in inside)
     exact = all(type(w) is nn.Parameter and w.dtype == x.dtype and w.device == x.device for w in weights)
     bare = not base.weight.requires_grad and all(getattr(part, "bias", None) is None for part in inside)
-    if off or drops or not (plain and exact and bare):
+    if drops or not (plain and exact and bare):
         return type(module).forward(module, x)
     return AddedProducts.apply(x, [module.scaling[name] for name in names], *weights)
 
