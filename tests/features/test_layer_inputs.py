@@ -149,6 +149,30 @@ def test_rows_are_awaited_of_an_expert_that_was_not_chosen_yet():
     assert all(torch.equal(again.last.core[name], rows) for name, rows in store.last.core.items())
 
 
+def test_rows_that_are_only_counted_leave_the_same_held_out_rows_also_where_the_block_was_interrupted():
+    model, parts = experts().train(), [models.tokens(2, 12, seed=seed) for seed in range(6)]
+    held, counted, again = (FeatureStore(limit=40, held_out=8, spread=False, passed_over=i > 0) for i in range(3))
+    begun: dict = {}
+    for store in (held, counted):
+        with store.collect(model):
+            for i, ids in enumerate(parts):
+                if i == 3:
+                    begun = store.begun()
+                model(input_ids=ids)
+    again.stores = dict(counted.stores)
+    with again.collect(model, begun):
+        for ids in parts[3:]:
+            model(input_ids=ids)
+    cores = {name: rows for name, rows in begun.items() if name.startswith("core/")}
+    assert cores and all(rows.shape[1] == 0 for rows in cores.values())
+    assert held.last.core and held.last.held_out
+    for store in (counted, again):
+        assert not store.last.core and store.last.held_out.keys() == held.last.held_out.keys()
+        assert all(torch.equal(store.last.held_out[name], rows) for name, rows in held.last.held_out.items())
+    with pytest.raises(ValueError, match="are not feature rows"), FeatureStore(limit=40, spread=False).collect(model, begun):
+        pass
+
+
 def test_layers_without_held_out_rows_do_not_count():
     model = experts()
     anchor = Anchor.of(model, cores=collected(model, {"input_ids": models.tokens(8, 12)}).cores(at_most=4))

@@ -47,7 +47,9 @@ class Past:
     ) -> Past:
         """Return the past before the first task."""
         keep = max(KEPT, settings.wide)
-        rows = FeatureStore(settings.rows, settings.held_out_rows, spread=False, device=device, keep=keep)
+        rows = FeatureStore(
+            settings.rows, settings.held_out_rows, spread=False, device=device, keep=keep, passed_over=provided is not None
+        )
         past = cls(settings, rows, given=dict(given), remembered=dict(remembered))
         if remembered and provided is not None:
             cores = provided(remembered)

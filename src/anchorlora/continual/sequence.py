@@ -282,8 +282,7 @@ class TaskSequence:
                 needed += {id(s.basis): s.basis for s in kept.values()}.values()
         if "start" in required:  # a copy of the adapter as the task found it
             needed += [layer.start_factor(factor) for layer in anchor.layers for factor in ("A", "B")]
-        made_of_rows = "wide" in required or ("core" in required and self.method.provided_cores is None)
-        rows = past.rows.core_bytes if made_of_rows else 0
+        rows = past.rows.core_bytes if {"core", "wide"} & required and self.method.provided_cores is None else 0
         return rows + size_of(self.data.memory(self.method.rehearsal, number)) + sum(t.numel() * t.element_size() for t in needed)
 
 

@@ -57,12 +57,13 @@ class Collector:
         limit: int,
         held_out: int,
         spread: bool,
+        passed_over: bool = False,
         training: bool = True,
         processes: Processes = ALONE,
     ) -> None:
         if spread and processes.count > 1:
             raise InvalidValue("rows of several processes are the first ones: give FeatureStore(.., spread=False)")
-        self.stores, self.limit, self.held_out, self.spread = stores, limit, held_out, spread
+        self.stores, self.limit, self.held_out, self.spread, self.passed_over = stores, limit, held_out, spread, passed_over
         self.samples: dict[str, tuple[Sample, Sample]] = {}  # where rows are spread: for cores, and held out
         self.inside, self.training, self.processes = False, training, processes
         self.room: dict[str, int] = {}  # core rows that a store may still take, and held-out rows
@@ -105,7 +106,11 @@ class Collector:
         if self.spread:
             core, held = ({s: pair[i].rows for s, pair in self.samples.items() if len(pair[i].rows)} for i in (0, 1))
             return TaskRows(core, held)
-        return TaskRows(join_rows(self.core), join_rows(self.held))
+        return TaskRows({} if self.passed_over else join_rows(self.core), join_rows(self.held))
+
+    def for_core(self, rows: Tensor) -> Tensor:
+        """Return rows as they are held for cores: (n, d_in), or (n, 0) where they are only counted."""
+        return rows.new_empty(len(rows), 0) if self.passed_over else rows
 
     def _enter(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         self.inside = model.training == self.training and not _RESTING.get()
@@ -193,9 +198,9 @@ class Collector:
             spread = min(PER_EXAMPLE, wanted, len(valid))
             if self.processes.count > 1:  # those of a lower rank come first, so this may be taken otherwise, or not at all
                 rows = [_finite(_spread(valid, n), store) for n in range(1, min(PER_EXAMPLE, len(valid)) + 1)]
-                self.offered.setdefault(store, []).append(ExampleRows(_finite(valid[: max(room, 0)], store), rows))
+                self.offered.setdefault(store, []).append(ExampleRows(self.for_core(_finite(valid[: max(room, 0)], store)), rows))
             elif room > 0:
-                core.append(_finite(valid[:room], store))
+                core.append(self.for_core(_finite(valid[:room], store)))
             elif spread > 0:
                 held.append(_finite(_spread(valid, spread), store))
             if room > 0:

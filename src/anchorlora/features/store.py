@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ class FeatureStore:
         stores: Adapted layer -> store. Filled by the first forward; layers that read the same tensor share a store.
         device: Device of the decompositions; by default that of the model.
         keep: Directions carried forward once there are more rows than can be decomposed exactly (see `GrowingRows`).
+        passed_over: Count the `limit` rows without holding them, where cores come from elsewhere and `held_out` rows are all asked.
 
     Attributes:
         count: Number of tasks so far.
@@ -69,6 +71,7 @@ class FeatureStore:
     stores: dict[str, str] = field(default_factory=dict)  # adapted layer -> store
     device: torch.device | str | None = None
     keep: int = KEPT
+    passed_over: bool = False
     count: int = field(default=0, init=False)
     last: TaskRows = field(default_factory=TaskRows, init=False)
     grown: dict[str, GrowingRows] = field(default_factory=dict, init=False, repr=False)  # core rows of the tasks in `settled`
@@ -117,12 +120,12 @@ class FeatureStore:
         """
         if begun and self.spread:
             raise InvalidValue("rows of an interrupted block are the first ones: give FeatureStore(.., spread=False)")
-        _refuse_misfit(begun or {}, model)
+        _refuse_misfit(begun or {}, model, counted="core" if self.passed_over else None)
         self._find_device(model)
         collector = self.collector = self._collector(model, processes=processes)
         for name, rows in (begun or {}).items():
             kind, _, store = name.partition("/")
-            (collector.core if kind == "core" else collector.held)[store] = [rows]
+            (collector.core if kind == "core" else collector.held)[store] = [collector.for_core(rows) if kind == "core" else rows]
         collector.count()
         try:
             yield self
@@ -333,7 +336,8 @@ class FeatureStore:
         if self.count and not set(lora_layers(model)) <= set(self.stores):
             raise UnknownName("the rows so far were collected from a model with other adapted layers")
         limits = {"limit": self.limit, "held_out": self.held_out}
-        return Collector(model, stores=self.stores, **limits, spread=self.spread, training=training, processes=processes)
+        how: dict[str, Any] = {"spread": self.spread, "passed_over": self.passed_over, "training": training, "processes": processes}
+        return Collector(model, stores=self.stores, **limits, **how)
 
     def _find_device(self, model: nn.Module) -> None:
         if self.device is None:
@@ -345,12 +349,14 @@ def computing_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "meta" else float64_device(device)
 
 
-def _refuse_misfit(rows: Mapping[str, Tensor], model: nn.Module) -> None:
+def _refuse_misfit(rows: Mapping[str, Tensor], model: nn.Module, *, counted: str | None) -> None:
+    """Raise where rows of an interrupted block are not of this model; those of the kind `counted` may have no columns."""
     layers = lora_layers(model)
     for name, taken in rows.items():
-        layer = layers.get(name.partition("/")[2])
-        width = None if layer is None else width_at(layer)
-        if taken.ndim != 2 or taken.shape[1] != width or taken.dtype != torch.float32:
+        kind, _, path = name.partition("/")
+        width = width_at(layers[path]) if path in layers else None
+        fits = taken.ndim == 2 and (taken.shape[1] == width or (kind == counted and taken.shape[1] == 0))
+        if not fits or taken.dtype != torch.float32:
             raise InvalidValue(
                 f"{name}: {taken.dtype} {tuple(taken.shape)} are not feature rows of this model (float32, d_in {width})"
             )
