@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GenerationConfig
 
 import models
 from anchorlora.adapters import AdapterStack
@@ -69,6 +69,31 @@ def test_batching_sorting_and_sharing_change_no_text_in_float32(make, how, batch
     answers = Scorer(model, tokenizer, max_new_tokens=12, batch=batch, device=CPU, **HOW[how]).score(TASK, encoded)
     assert [a.text for a in answers] == one_at_a_time(model, tokenizer, encoded)
     assert len({a.text for a in answers}) > 1
+
+
+def windowed(longest):
+    """Makes a model with layers that attend to so many tokens back, and one layer that attends to all."""
+
+    def gemma3(vocab):
+        layers = {"sliding_window": longest, "layer_types": ["sliding_attention", "full_attention"]}
+        return Gemma3ForCausalLM(Gemma3TextConfig(vocab_size=vocab, head_dim=16, **layers, **models.SMALL))
+
+    return gemma3
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("longer", [0, 3, 40])
+def test_rows_that_are_longer_than_a_window_change_no_text_where_every_prompt_fits_into_it(how, longer, tokenizer, encoded):
+    """Answers of 12 tokens go past the window, unless it is 40 longer than the longest prompt."""
+    longest = max(len(e.prompt) for e in encoded)
+    assert sum(len(e.prompt) for e in encoded) > 2 * (longest + longer)
+    model = adapted(windowed(longest + longer), tokenizer)
+    expected = one_at_a_time(model, tokenizer, encoded)
+    scorer = Scorer(model, tokenizer, max_new_tokens=12, batch=64, device=CPU, **HOW[how])
+    assert scorer.texts([e.prompt for e in encoded]) == expected
+    prompts, tokens = [e.prompt for e in encoded], greedy(model, [e.prompt for e in encoded], 12)
+    drafts = {row[0]: (*row[:3], 3, 4) for row in tokens}
+    assert decode(model, prompts, Answering({tokenizer.eos_token_id}, 12, drafts)) == tokens
 
 
 def greedy(model, prompts, tokens):

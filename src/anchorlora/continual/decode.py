@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
 
 from anchorlora.continual.batches import group_items
 from anchorlora.features.layout import common_prefix, pack
-from anchorlora.models.load import cache_argument, cache_in
-from anchorlora.models.packing import packed
+from anchorlora.models.load import cache_in, whole_cache
+from anchorlora.models.packing import packed, window_of
 
 LEAVE = 0.75  # rows are selected anew once fewer than this share of them go on
 Drafts = Mapping[int, tuple[int, ...]]
@@ -80,6 +79,7 @@ def decode(model: nn.Module, prompts: Sequence[Sequence[int]], how: Answering, *
                 position_ids=layout.positions()[None].to(device),
                 logits_to_keep=ends,
                 use_cache=True,
+                **whole_cache(model),
             )
         logits = outputs.logits[0] if outputs.logits.shape[1] == len(some) else outputs.logits[0, ends]
         rows.append(Begun(cache_in(outputs), layout.places(), [[token] for token in logits.argmax(-1).tolist()]))
@@ -97,7 +97,9 @@ def finish(model: nn.Module, begun: Sequence[Begun], how: Answering) -> list[lis
     for part in begun:
         unfinished = [there for there, answer in zip(part.places, part.answers, strict=True) if not how.is_complete(answer)]
         parts += [(part.kept, unfinished)] if unfinished else []
-    state = _Rows.of(model, parts)
+    state, window = _Rows.of(model, parts), window_of(model)
+    if window is not None and int(state.lengths.max()) + how.max_new_tokens > window:
+        how = replace(how, drafts={})  # what is left of drafts that were not accepted would count as tokens of the window
     following = _accept_drafts(model, state, [answers[i] for i in rows], how)
     while going := [i for i, row in enumerate(rows) if not how.is_complete(answers[row])]:
         if len(going) < LEAVE * len(rows):
@@ -136,8 +138,8 @@ def _accept_drafts(model: nn.Module, state: _Rows, answers: Sequence[list[int]],
 class _Rows:
     """Prompts that a model has read, a batch row each, with what attention keeps of them."""
 
-    def __init__(self, cache: DynamicCache, mask: Tensor, lengths: Tensor, argument: str) -> None:
-        self.cache, self.mask, self.lengths, self.argument = cache, mask, lengths, argument
+    def __init__(self, argument: str, cache: Any, mask: Tensor, lengths: Tensor) -> None:
+        self.argument, self.cache, self.mask, self.lengths = argument, cache, mask, lengths
 
     @classmethod
     def of(cls, model: nn.Module, parts: Sequence[tuple[Any, Sequence[Tensor]]]) -> _Rows:
@@ -147,7 +149,8 @@ class _Rows:
         index, mask = torch.zeros(len(prompts), longest, dtype=torch.long), torch.zeros(len(prompts), longest, dtype=torch.long)
         for i, places in enumerate(prompts):
             index[i, longest - len(places) :], mask[i, longest - len(places) :] = places, 1
-        cache, indices = DynamicCache(), index.to(device).split([len(part) for _, part in parts])
+        ((argument, cache),) = whole_cache(model).items()
+        indices = index.to(device).split([len(part) for _, part in parts])
 
         def own_rows(kept: Tensor, index: Tensor) -> Tensor:
             return kept[0].index_select(1, index.flatten()).unflatten(1, index.shape).transpose(0, 1)
@@ -157,9 +160,7 @@ class _Rows:
             keys = torch.cat([own_rows(layer.keys, index) for layer, index in zip(layers, indices, strict=True)])
             values = torch.cat([own_rows(layer.values, index) for layer, index in zip(layers, indices, strict=True)])
             cache.update(keys, values, number)
-        reader = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), model)
-        lengths = torch.tensor(list(map(len, prompts)))
-        return cls(cache, mask.to(device), lengths.to(device), cache_argument(type(reader).forward))
+        return cls(argument, cache, mask.to(device), torch.tensor(list(map(len, prompts)), device=device))
 
     def step(self, model: nn.Module, tokens: Sequence[Sequence[int]]) -> list[list[int]]:
         """Read tokens in every row; return the token that follows each of them."""

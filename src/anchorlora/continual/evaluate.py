@@ -29,7 +29,7 @@ from anchorlora.data import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
 from anchorlora.data.templates import stop_ids
 from anchorlora.devices import in_float64
 from anchorlora.models.head import LARGE, leaving_out, of_own_rows, plain_head, token_scores
-from anchorlora.models.load import cache_argument, cache_in, ends_of, pad_of
+from anchorlora.models.load import cache_argument, cache_in, ends_of, pad_of, whole_cache
 from anchorlora.models.packing import packed
 from anchorlora.processes import ALONE, Processes
 
@@ -203,7 +203,8 @@ class Scorer:
             packed(self.model, there.layout, there.kept),
             nullcontext() if head is None else leaving_out(head),
         ):
-            outputs = self.model(**there.inputs, logits_to_keep=there.keep, use_cache=how is not None)
+            kept = {} if how is None else whole_cache(self.model)
+            outputs = self.model(**there.inputs, logits_to_keep=there.keep, use_cache=how is not None, **kept)
             right = there.targets[there.answered]
             losses, likeliest = token_scores(there.answer_logits(outputs.logits), right, head)
         # each of these waits for the device once

@@ -16,6 +16,7 @@ from transformers import (
     AutoConfig,
     AutoTokenizer,
     BitsAndBytesConfig,
+    DynamicCache,
     GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -140,6 +141,15 @@ def cache_argument(function: Any) -> str:
     Code that came with a model keeps the name of its day, so the function is asked and not the version.
     """
     return "cache" if "cache" in signature(function).parameters else "past_key_values"
+
+
+def whole_cache(model: Any) -> dict[str, Any]:
+    """Return an empty cache, as a model's forward takes it, in which no layer forgets.
+
+    A layer with a sliding window would keep the last tokens of a packed row alone, whatever examples they belong to.
+    """
+    reader = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), model)
+    return {cache_argument(type(reader).forward): DynamicCache()}
 
 
 def cache_in(outputs: Any) -> Any:

@@ -148,7 +148,8 @@ def price_of(
     for part in (skill, *kept):
         phases.append(_tested(f"testing {part.name} before", part, rates, most, batch))
     start = sum(_read_back(part.examples, train, rates) for part in method.constraints if isinstance(part, GradientStart))
-    phases.append(Phase("training", f"{steps:,} steps", start + settings.epochs * tokens * rates.learning + rates.spectra))
+    ended = 0.0 if method.provided_cores is not None else rates.spectra  # cores of the task are made of rows where it ends
+    phases.append(Phase("training", f"{steps:,} steps", start + settings.epochs * tokens * rates.learning + ended))
     phases.append(_tested(f"testing {skill.name} after", skill, rates, min(most, skill.answer + 1), batch))
     for part in kept:
         phases.append(_tested(f"testing {part.name} after", part, rates, most, batch))
