@@ -113,10 +113,7 @@ def finish(model: nn.Module, begun: Sequence[Begun], how: Answering) -> list[lis
 
 
 def _accept_drafts(model: nn.Module, state: _Rows, answers: Sequence[list[int]], how: Answering) -> list[int]:
-    """Let the model read the draft that an answer's only token chooses, and accept what it would have generated.
-
-    Returns the token that each row goes on from.
-    """
+    """Accept of each draft what the model would have generated, and return the token that each row goes on from."""
     following = [answer[-1] for answer in answers]
     drafts = [how.drafts.get(answer[0], (answer[0],)) if len(answer) == 1 else (answer[-1],) for answer in answers]
     if all(len(draft) == 1 for draft in drafts):

@@ -335,9 +335,8 @@ class FeatureStore:
     def _collector(self, model: nn.Module, *, training: bool = True, processes: Processes = ALONE) -> Collector:
         if self.count and not set(lora_layers(model)) <= set(self.stores):
             raise UnknownName("the rows so far were collected from a model with other adapted layers")
-        limits = {"limit": self.limit, "held_out": self.held_out}
-        how: dict[str, Any] = {"spread": self.spread, "passed_over": self.passed_over, "training": training, "processes": processes}
-        return Collector(model, stores=self.stores, **limits, **how)
+        how: dict[str, Any] = {name: getattr(self, name) for name in ("stores", "limit", "held_out", "spread", "passed_over")}
+        return Collector(model, **how, training=training, processes=processes)
 
     def _find_device(self, model: nn.Module) -> None:
         if self.device is None:

@@ -144,10 +144,7 @@ def cache_argument(function: Any) -> str:
 
 
 def whole_cache(model: Any) -> dict[str, Any]:
-    """Return an empty cache, as a model's forward takes it, in which no layer forgets.
-
-    A layer with a sliding window would keep the last tokens of a packed row alone, whatever examples they belong to.
-    """
+    """Return an empty cache in which no layer forgets; one with a sliding window would keep a packed row's last tokens alone."""
     reader = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), model)
     return {cache_argument(type(reader).forward): DynamicCache()}
 
