@@ -67,10 +67,10 @@ def frontier(model: str) -> str:
     return "\n".join(parts)
 
 
-def frontier_beside_a_rival(model: str) -> str:
-    """Plain LoRA, own text in the mix and fold-16 at one rate, after each epoch, on all that they share: no setting is chosen."""
+def frontier_beside_rivals(model: str, *rivals: str) -> str:
+    """Rivals and fold-16 at one rate, after each epoch, on all that they share: no setting is chosen."""
     points = [p for p in points_of(read_records(FRONTIER / model)) if p.setting[0] == 5e-4]
-    scales = {"plain": (1, 0.7), "own-10": (1, 0.7), "fold-16": (1,)}
+    scales = dict.fromkeys(rivals, (1, 0.7)) | {"fold-16": (1,)}
     keys = [(name, epoch, scale) for epoch in (1, 2) for name, own in scales.items() for scale in (own if epoch == 2 else (1,))]
     rows = {key: {p.cluster: p for p in points if (p.row, *p.setting[1:]) == key} for key in keys}
     shared = sorted(set.intersection(*map(set, rows.values())))
@@ -131,7 +131,7 @@ def shown(value: object) -> str:
 REGIONS: dict[str, Callable[..., str]] = {
     "forms": table_of_forms,
     "frontier-in-words": frontier_in_words,
-    "frontier-rival": frontier_beside_a_rival,
+    "frontier-rivals": frontier_beside_rivals,
     "fields": table_of_fields,
     "frontier": frontier,
     **results_own.TABLES,
@@ -205,6 +205,6 @@ if __name__ == "__main__":
     (ROOT / "docs/methods.md").write_text(method_pages.methods_page())
     results_tables.draw()
     results_keeping.draw()
-    for folder in (path for path in sorted(FRONTIER.iterdir()) if path.is_dir()):
-        drawn = as_bytes(picture(read_records(folder)), ("svg",))["svg"]
-        (ROOT / f"docs/figures/frontier-{folder.name}.svg").write_bytes(drawn)
+    for drawn in (ROOT / "docs/figures").glob("frontier-*.svg"):
+        model = drawn.stem.removeprefix("frontier-")
+        drawn.write_bytes(as_bytes(picture(read_records(FRONTIER / model)), ("svg",))["svg"])

@@ -13,7 +13,7 @@ from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
 from anchorlora.data import Benchmark
 from anchorlora.data.importing import import_benchmark
-from anchorlora.pages.labels import file_name
+from anchorlora.pages.table import file_name
 from anchorlora.paths import is_name, name_of_task
 from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory

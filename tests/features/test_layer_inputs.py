@@ -164,10 +164,13 @@ def test_rows_that_are_only_counted_leave_the_same_held_out_rows_also_where_the_
         for ids in parts[3:]:
             model(input_ids=ids)
     cores = {name: rows for name, rows in begun.items() if name.startswith("core/")}
-    assert cores and all(rows.shape[1] == 0 for rows in cores.values())
-    assert held.last.core and held.last.held_out
+    assert cores
+    assert all(rows.shape[1] == 0 for rows in cores.values())
+    assert held.last.core
+    assert held.last.held_out
     for store in (counted, again):
-        assert not store.last.core and store.last.held_out.keys() == held.last.held_out.keys()
+        assert not store.last.core
+        assert store.last.held_out.keys() == held.last.held_out.keys()
         assert all(torch.equal(store.last.held_out[name], rows) for name, rows in held.last.held_out.items())
     with pytest.raises(ValueError, match="are not feature rows"), FeatureStore(limit=40, spread=False).collect(model, begun):
         pass

@@ -41,7 +41,10 @@ CHATS = [
     ],
     [("user", "Say 你好 🙂 twice"), ("assistant", "你好 🙂 你好 🙂\n\ndone")],
     # together longer than the 512 tokens that most of Gemma's layers look back
-    *([("user", f"{town} lies by a river. " * 24 + "Where?"), ("assistant", f"{town}.")] for town in ("Ulm", "Bonn", "Graz", "Bern")),
+    *(
+        [("user", f"{town} lies by a river. " * 24 + "Where?"), ("assistant", f"{town}.")]
+        for town in ("Ulm", "Bonn", "Graz", "Bern")
+    ),
 ]
 
 
@@ -104,7 +107,8 @@ def test_losses_and_greedy_answers_are_those_of_plain_transformers(chatting):
     task = TextTask("t", metrics=(TokenF1(), ExactMatch()))
     encoded = encoder.encode(task, examples_of(samples_of([("row", row) for row in rows()], source="rows")))
     packed = unpackable(model, [e.prompt + e.answer for e in encoded]) is None
-    assert packed and sum(len(e.prompt) for e in encoded) > 600
+    assert packed
+    assert sum(len(e.prompt) for e in encoded) > 600
     answers = Scorer(model, tokenizer, max_new_tokens=24, batch=16, device=torch.device("cpu"), packed=packed).score(task, encoded)
     for e, answer in zip(encoded, answers, strict=True):
         ids = torch.tensor([[*e.prompt, *e.answer]])

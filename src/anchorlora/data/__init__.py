@@ -20,7 +20,8 @@ from anchorlora.data.rows import samples_of
 from anchorlora.data.sample_files import read_samples
 from anchorlora.data.samples import Example, Sample, examples_of
 from anchorlora.data.spool import Encoded, EncodedExamples
-from anchorlora.data.text import TextFiles, TextSource, TextTask, token_ids
+from anchorlora.data.text import TextTask, token_ids
+from anchorlora.data.text_files import TextFiles, TextSource
 
 __all__ = [
     "LOSS",

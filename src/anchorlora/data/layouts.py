@@ -21,7 +21,7 @@ from anchorlora.data.metrics import ChoiceMatch, CodeSimilarity, ExactMatch, Met
 from anchorlora.data.rows import iterated
 from anchorlora.data.sample_files import rows_in
 from anchorlora.data.samples import Sample
-from anchorlora.data.text import TextSource
+from anchorlora.data.text_files import TextSource
 from anchorlora.errors import InvalidValue
 from anchorlora.store.json import read_file
 

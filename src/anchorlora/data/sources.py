@@ -19,7 +19,7 @@ from anchorlora.config import Count, Place, Settings, TaskName, TaskSettings
 from anchorlora.data.benchmark import Benchmark, TaskSource
 from anchorlora.data.layouts import sources_in
 from anchorlora.data.metrics import metric_named
-from anchorlora.data.text import TextFiles, TextSource
+from anchorlora.data.text_files import TextFiles, TextSource
 from anchorlora.errors import InvalidValue
 from anchorlora.paths import expanded
 from anchorlora.store.files import dump_yaml, load_yaml, write_text

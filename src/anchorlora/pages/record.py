@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anchorlora.pages.labels import file_name, order_label, tasks_in
-from anchorlora.pages.table import Column, Table, Value
+from anchorlora.pages.table import Column, Table, Value, file_name
+from anchorlora.recipes.standard import paper_order
 from anchorlora.store.record import DriftFacts, Record
 
 NOTE = (
@@ -63,3 +63,13 @@ def _row(record: Record, drift: DriftFacts) -> tuple[Value, ...]:
         drift.d_eff,
         drift.d_old,
     )
+
+
+def order_label(order: Sequence[str]) -> str:
+    """Return an order's name, or else its tasks as `tasks_in` writes them."""
+    return paper_order(order) or tasks_in(order)
+
+
+def tasks_in(order: Sequence[str]) -> str:
+    """Return an order as its tasks, joined by ">"; more than four are cut to three letters of each part of a name."""
+    return ">".join(order if len(order) <= 4 else ("-".join(part[:3] for part in task.split("-")) for task in order))

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from anchorlora.errors import InvalidValue
-from anchorlora.pages.labels import file_name, tasks_in
+from anchorlora.pages.record import tasks_in
+from anchorlora.pages.table import file_name
 from anchorlora.store.record import Record
 from anchorlora_lab.report.layout import AS_IS, Layout
 from anchorlora_lab.report.records import Run, by_method

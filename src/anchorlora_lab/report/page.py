@@ -12,8 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from anchorlora.pages.html import escaping, script_of
-from anchorlora.pages.labels import order_label
-from anchorlora.pages.record import triangle_table
+from anchorlora.pages.record import order_label, triangle_table
 from anchorlora.pages.table import Table
 from anchorlora.store.record import RECORD_FILE
 from anchorlora_lab.report.chapters import Chapter, chapters_of

@@ -9,8 +9,7 @@ from io import StringIO
 
 from tabulate import tabulate
 
-from anchorlora.pages.labels import file_name
-from anchorlora.pages.table import GROUP, Table, Value
+from anchorlora.pages.table import GROUP, Table, Value, file_name
 from anchorlora.text import visible
 
 LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anchorlora.pages.labels import order_label
+from anchorlora.pages.record import order_label
 from anchorlora.pages.table import Column, Table
 from anchorlora.store.record import DriftFacts
 from anchorlora_lab.report.grid import Grid

@@ -1,0 +1,234 @@
+"""Files of tasks of free text: which rows train and which are held out, what their answers are, and their tokens once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from anchorlora.data.holdout import RowHashes
+from anchorlora.data.manifest import FileFacts
+from anchorlora.data.metrics import ExactMatch, Metric, TokenF1, refuse_uninstalled
+from anchorlora.data.prompts import Encoder
+from anchorlora.data.rendering import Turn
+from anchorlora.data.sample_files import facts_of_data, lines_in, samples_in
+from anchorlora.data.samples import Example, Sample, examples_of
+from anchorlora.data.spool import EncodedExamples
+from anchorlora.data.text import TextTask, counted, counting, fitted
+from anchorlora.errors import InvalidValue, UnknownName
+
+MOST_LABELS = 50
+LABEL_WORDS = 6
+PER_LABEL = 5  # examples; fewer, and the answers are texts that happen to repeat
+HELD_OUT = 10  # every tenth row is held out where there is no test file
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Where the examples of a task of free text come from."""
+
+    train: str  # A .jsonl, .json, .csv or .parquet file, a folder written by `datasets`, or ORG/NAME:SPLIT of the hub
+    test: str | None = None  # the same for testing; None holds out every tenth row of `train`, chosen by a hash of its text
+    columns: str | None = None  # which columns to read; see `anchorlora.data.samples`
+    metrics: tuple[Metric, ...] | None = None
+    max_new_tokens: int | None = None  # most tokens of an answer; None for what the recipe says
+    reader: Callable[[str], Iterator[Sample]] | None = None
+
+    def samples(self, place: str) -> Iterator[Sample]:
+        """Yield the samples of one of its files."""
+        return self.reader(place) if self.reader else samples_in(place, column=self.columns)
+
+
+@dataclass(eq=False)
+class TextFiles:
+    """Tasks of free text, each with files of its own."""
+
+    sources: Mapping[str, TextSource]  # name of a task -> where its examples come from
+    testing: bool = True  # whether test files may be opened
+    opened: dict[str, FileFacts] = field(default_factory=dict)
+    _listed: dict[str, _Listed] = field(default_factory=dict)
+    _answers: dict[str, _Answers] = field(default_factory=dict)
+    _encoded: dict[tuple[Any, ...], EncodedExamples] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tasks."""
+        return list(self.sources)
+
+    def training_only(self) -> TextFiles:
+        """Return the same tasks without access to any test file."""
+        return TextFiles(self.sources, testing=False)
+
+    def task(self, name: str) -> TextTask:
+        """Return a task by its name; its training rows are read to find out what its answers are."""
+        source = self._source(name)
+        if source.test is None or name in self._listed:
+            answers = self._listing(name).answers
+        elif name not in self._answers:
+            answers = self._answers[name] = _Answers()
+            for example in self._examples(source.train, source, None):
+                answers.add(example)
+                if answers.counts is None:  # the file is not read any further
+                    break
+        else:
+            answers = self._answers[name]
+        metrics = source.metrics
+        if metrics is None:
+            metrics = () if answers.plain else (ExactMatch(),) if answers.labels else (TokenF1(), ExactMatch())
+        refuse_uninstalled(metrics)
+        return TextTask(name, answers.labels, metrics, source.max_new_tokens)
+
+    def examples(self, name: str, split: str, *, limit: int | None = None) -> Iterator[Example]:
+        """Yield the examples of a split; files are read as far as they are asked for."""
+        source = self._source(name)
+        if split == "test" and not self.testing:
+            raise InvalidValue(f"the test file of {name} may not be opened here")
+        place, kept = source.train, None
+        if split == "test" and source.test is not None:
+            place = source.test
+        elif source.test is None and self.testing:
+            kept = (self._holdout(name), split == "test")
+        found = False
+        for example in islice(self._examples(place, source, kept), limit):
+            found = True
+            yield example
+        if not found:
+            raise InvalidValue(f"{place} has no answer to learn; a chat needs a message of the assistant")
+
+    def rows_of(self, name: str, split: str) -> Iterator[Sample]:
+        """Yield the rows of a split as they stand."""
+        source = self._source(name)
+        if source.test is not None:
+            yield from self._rows(source.train if split == "train" else source.test, source)
+            return
+        held = self._holdout(name)
+        yield from (s for i, s in enumerate(self._rows(source.train, source)) if (i in held) == (split == "test"))
+
+    def look_through(self, name: str, tell: Callable[[int, int], None]) -> None:
+        """Read a task's training rows for what they tell before they are tokens; `tell` learns how far that is."""
+        self._listing(name, tell)
+
+    def encoded(
+        self, name: str, split: str, encoder: Encoder, *, limit: int | None = None, tell: Callable[[int, int], None] | None = None
+    ) -> EncodedExamples:
+        """Return the examples of a split as tokens, read unless `counted` has kept them; `tell` learns how far that is."""
+        key = (name, split, limit, encoder.key)
+        if key in self._encoded:
+            return self._encoded[key]
+        examples: Iterable[Example] = self.examples(name, split, limit=limit)
+        if tell is not None:
+            total = sum(1 for _ in self.examples(name, split, limit=limit))
+            examples = counting(examples, tell, total)
+        return encoder.encode(self.task(name), examples)
+
+    def counted(
+        self, name: str, split: str, encoder: Encoder, *, test_limit: int | None, tell: Callable[[int, int], None]
+    ) -> dict[str, Any]:
+        """Return how many rows a file has, and of how many of them what; their tokens are kept for `encoded`."""
+        source = self._source(name)
+        place = source.train if split == "train" or source.test is None else source.test
+        held = self._holdout(name) if source.test is None else frozenset()
+        parts = {"train": EncodedExamples(), "test": EncodedExamples()}
+
+        def keep(number: int, example: Example, turn: Turn) -> None:
+            part = "test" if number in held else split
+            if part == "train" or test_limit is None or len(parts[part]) < test_limit:
+                parts[part].add(fitted(replace(example, index=len(parts[part])), turn, encoder.max_tokens, name=name))
+
+        total = len(self._listing(name).rows.hashes) if split == "train" else sum(1 for _ in self._rows(place, source))
+        found, _ = counted(name, counting(self._rows(place, source), tell, total), encoder, keep=keep)
+        for part in ("train", "test") if source.test is None else (split,):
+            self._encoded[name, part, test_limit if part == "test" else None, encoder.key] = parts[part]
+        if split == "test":
+            found["also_learned"] = self._listing(name).rows.shared_with(self._rows(place, source))
+        return found
+
+    def together(self, name: str) -> int:
+        """Return how many rows repeat an earlier one's text, prompt or beginning, and went to its side; 0 with a test file."""
+        return 0 if self._source(name).test is not None else self._listing(name).rows.together
+
+    def held_out(self, name: str) -> int:
+        """Return how many rows of the training file are held out; 0 with a test file."""
+        return 0 if self._source(name).test is not None else len(self._holdout(name))
+
+    def _source(self, name: str) -> TextSource:
+        if name not in self.sources:
+            raise UnknownName(f"no task called {name!r}; there is: {', '.join(self.sources)}")
+        return self.sources[name]
+
+    def _rows(self, place: str, source: TextSource) -> Iterator[Sample]:
+        samples = source.samples(place)
+        if place not in self.opened:
+            self.opened[place] = facts_of_data(place)
+        return samples
+
+    def _examples(self, place: str, source: TextSource, kept: tuple[frozenset[int], bool] | None) -> Iterator[Example]:
+        """Examples of all rows, or of those whose number is among some, or is not."""
+        rows = enumerate(self._rows(place, source))
+        return examples_of(sample for number, sample in rows if kept is None or (number in kept[0]) is kept[1])
+
+    def _holdout(self, name: str) -> frozenset[int]:
+        """Numbers of the rows that are held out: the tenth whose text has the smallest hashes, at least one; see `RowHashes`."""
+        listed = self._listing(name)
+        if listed.held is None:
+            rows = len(listed.rows.hashes)
+            if rows < 2:
+                raise InvalidValue(f"{self.sources[name].train} has one row, and none can be held out; give a file to test on")
+            listed.held = listed.rows.held_out(max(1, round(rows / HELD_OUT)), unfit=listed.unfit)
+        return listed.held
+
+    def _listing(self, name: str, tell: Callable[[int, int], None] | None = None) -> _Listed:
+        if name not in self._listed:
+            source = self._source(name)
+            rows, lines = self._rows(source.train, source), lines_in(source.train) if tell else None
+            self._listed[name] = _Listed.of(name, counting(rows, tell, lines) if tell and lines else rows)
+        return self._listed[name]
+
+
+@dataclass(eq=False)
+class _Listed:
+    """What the rows of a task's training file tell before they are tokens: they are read once for it."""
+
+    rows: RowHashes
+    answers: _Answers
+    unfit: frozenset[int]  # rows of which nothing is learned
+    held: frozenset[int] | None = None  # rows that are held out; None until that is asked
+
+    @classmethod
+    def of(cls, name: str, samples: Iterable[Sample]) -> _Listed:
+        """Read the rows."""
+        rows, answers, unfit = RowHashes(name), _Answers(), set[int]()
+        for number, sample in enumerate(samples):
+            rows.add(sample)
+            if not sample.weight:
+                unfit.add(number)
+            for example in examples_of([sample]):
+                answers.add(example)
+        return cls(rows, answers, frozenset(unfit))
+
+
+class _Answers:
+    """Whether the answers of a task are a few short texts that repeat, as labels do."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] | None = {}  # None once an answer is no label
+        self.examples = 0
+        self.plain = False  # whether the rows are plain text
+
+    def add(self, example: Example) -> None:
+        """Look at an answer, unless it is known that they are no labels."""
+        if self.counts is None:
+            return
+        self.examples += 1
+        self.plain = self.examples == 1 and not example.sentence and not example.messages
+        label = example.label.strip()
+        self.counts[label] = self.counts.get(label, 0) + 1
+        if self.plain or len(label.split()) > LABEL_WORDS or len(self.counts) > MOST_LABELS:
+            self.counts = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels, by first appearance; none if the answers are texts."""
+        counts = self.counts or {}
+        return tuple(counts) if 2 <= len(counts) <= self.examples / PER_LABEL else ()
