@@ -9,6 +9,7 @@ in a process of its own, whose CPU seconds and peak memory count, and is tested 
     plain     the same by --method inc-lora
     command   --keep self, nothing else given
     rival     the same with --method replay: plain LoRA with the model's own text in the mix
+    kl        the same with --method replay-kl: one own text for each chat, and the divergence from the model before on it
 
     plain-chain, ..    the same for labels; then card, and then passage, with --after: all skills so far are tested. Plain LoRA
                        trains the same adapter further.
@@ -45,6 +46,7 @@ VARIANTS = {
     "plain": ["--method", "inc-lora", "--targets", "all-linear", "--learning-rate", "5e-4", "--epochs", "2"],
     "command": ["--keep", "self"],
     "rival": ["--keep", "self", "--method", "replay"],
+    "kl": ["--keep", "self", "--method", "replay-kl", "--set", "Rehearsal.share=1"],
 }
 NEXT = {  # in a chain, where --keep is that of the first skill
     "plain": ["--method", "seq-lora", "--same-size", "--learning-rate", "5e-4", "--epochs", "2"],

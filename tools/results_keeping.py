@@ -198,6 +198,7 @@ def price() -> str:
         "plain": "the same by `train --method inc-lora`",
         "command": "**the command below**",
         "rival": "the same with `--method replay`",
+        "kl": "the same with `--method replay-kl`, one own text for each chat",
     }
     called = {name: words for name, words in called.items() if all((name, *cluster) in by for cluster in clusters)}
     found = {name: [by[(name, *cluster)] for cluster in clusters] for name in called}

@@ -37,6 +37,7 @@ def test_the_first_screen_says_for_whom_it_is_what_it_costs_and_which_command_to
         "the same by `train --method inc-lora`",
         "**the command below**",
         "the same with `--method replay`",
+        "the same with `--method replay-kl`, one own text for each chat",
     ]
     assert [row[0].strip() for row in rows[2:]] == names
     assert [cell.strip() for cell in rows[0][-2:]] == ["CPU minutes", "peak memory, GB"]
