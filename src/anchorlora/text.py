@@ -1,4 +1,4 @@
-"""Make other people's text fit to be shown: nothing in it controls a terminal or reverses a line, and it holds no secret."""
+"""Make text of others fit to be shown or to name a file: it controls no terminal, reverses no line, and holds no secret."""
 
 from __future__ import annotations
 
@@ -37,3 +37,8 @@ def without_secrets(text: str) -> str:
 def shown(text: str) -> str:
     """Return text fit for a terminal and a log: visible, and without secrets."""
     return visible(without_secrets(text))
+
+
+def file_name(text: str) -> str:
+    """Return a text as a file name of at most 120 characters: all but letters, digits, ".", "_", and "-" become hyphens."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:120]

@@ -13,10 +13,10 @@ from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
 from anchorlora.data import Benchmark
 from anchorlora.data.importing import import_benchmark
-from anchorlora.pages.table import file_name
 from anchorlora.paths import is_name, name_of_task
 from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
+from anchorlora.text import file_name
 from anchorlora_lab.grid.plan import Axes, plan, slug
 from said import one_line
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import made
 import pytest
 
+from anchorlora.pages import record as orders
 from anchorlora.recipes import mini, standard_cl
-from anchorlora.recipes import standard as orders
 from anchorlora.store.record import BaseModelFacts, DataFile
 from anchorlora_lab.report import published
 from anchorlora_lab.report.chapters import chapters_of
@@ -168,7 +168,7 @@ def test_orders_are_named_as_the_recipes_name_them():
         for name, order in recipe.tasks.orders.items():
             assert orders.paper_order(order) == name
             assert orders.paper_tasks(order) == orders.PAPER[name]
-    assert orders.TASKS == mini().tasks.orders["order1"] == made.MINI
+    assert orders.MINI == mini().tasks.orders["order1"] == made.MINI
     assert orders.paper_order(("yelp", "amazon")) is None
     assert is_paper_trace(("dbpedia", "amazon"))
     assert not is_paper_trace(("entities", "reviews"))

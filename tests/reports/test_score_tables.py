@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import records
-from anchorlora.pages.table import short_layers
+from anchorlora.pages.record import short_layers
 from anchorlora.scores import Scores
 from anchorlora.store.record import Record
 from anchorlora_lab.report.records import Run, by_method, deviation, find_runs

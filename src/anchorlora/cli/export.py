@@ -105,7 +105,7 @@ def show(found: Export) -> None:
 
 
 def _costs(found: Export) -> None:
-    from anchorlora.pages.table import short_layers
+    from anchorlora.pages.record import short_layers
 
     names = short_layers([layer.module for layer in found.layers])
     rows = [(name, str(layer.rank), f"{layer.error:.1e}") for name, layer in zip(names, found.layers, strict=True)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from anchorlora.pages.table import short_layers
+from anchorlora.pages.record import short_layers
 from anchorlora.scores import Scores
 from anchorlora.store.export import Export
 from anchorlora.store.record import Record

@@ -1,12 +1,16 @@
-"""Tables of a run's record: the accuracy of every task after every task, and drift on protected directions."""
+"""Tables of a run's record, and short names of its order and layers.  `mini` has the orders of the paper by position, too."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anchorlora.pages.table import Column, Table, Value, file_name
-from anchorlora.recipes.standard import paper_order
+from anchorlora.pages.table import Column, Table, Value
+from anchorlora.recipes.protocol import TASKS, orders_of
+from anchorlora.recipes.standard import TASKS as MINI
 from anchorlora.store.record import DriftFacts, Record
+from anchorlora.text import file_name
+
+PAPER = orders_of(TASKS)
 
 NOTE = (
     "rho: share of a task's change on the core used during it; tolerance: the largest rho that float32 rounding explains; "
@@ -73,3 +77,26 @@ def order_label(order: Sequence[str]) -> str:
 def tasks_in(order: Sequence[str]) -> str:
     """Return an order as its tasks, joined by ">"; more than four are cut to three letters of each part of a name."""
     return ">".join(order if len(order) <= 4 else ("-".join(part[:3] for part in task.split("-")) for task in order))
+
+
+def paper_tasks(tasks: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the paper's tasks at the places of these tasks; None for tasks that have no place there."""
+    for own in (TASKS, MINI):
+        if set(tasks) <= set(own):
+            return tuple(TASKS[own.index(task)] for task in tasks)
+    return None
+
+
+def paper_order(order: Sequence[str]) -> str | None:
+    """Return "order1", "order2", or "order3"; None for any other order."""
+    theirs = paper_tasks(order)
+    return next((name for name, tasks in PAPER.items() if tasks == theirs), None)
+
+
+def short_layers(modules: Sequence[str]) -> list[str]:
+    """Return layer paths without the parts that all of them share."""
+    parts = [module.split(".") for module in modules]
+    if len({len(path) for path in parts}) != 1 or len(parts) < 2:
+        return list(modules)
+    told = [i for i in range(len(parts[0])) if len({path[i] for path in parts}) > 1]
+    return [".".join(path[i] for i in told) for path in parts]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from anchorlora.text import visible
+from anchorlora.text import file_name, visible
 
 DAGGER = "†"
 GROUP = "group"  # the heading of the column of `Table.groups`, which LaTeX writes as lines
@@ -234,17 +233,3 @@ def printed(value: Value, column: Column) -> str:
 def _paper_columns(column: Column) -> tuple[Column, Column]:
     theirs = Column(f"{column.heading} paper", column.digits, signed=column.signed, printed=True)
     return theirs, Column(f"{column.heading} Δ", column.digits, signed=True, printed=True)
-
-
-def file_name(text: str) -> str:
-    """Return a text as a file name of at most 120 characters: all but letters, digits, ".", "_", and "-" become hyphens."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:120]
-
-
-def short_layers(modules: Sequence[str]) -> list[str]:
-    """Return layer paths without the parts that all of them share."""
-    parts = [module.split(".") for module in modules]
-    if len({len(path) for path in parts}) != 1 or len(parts) < 2:
-        return list(modules)
-    told = [i for i in range(len(parts[0])) if len({path[i] for path in parts}) > 1]
-    return [".".join(path[i] for i in told) for path in parts]

@@ -13,10 +13,6 @@ alike, with the study's protocol; the official script trains MNLI for two epochs
 `qwen3_8b`, `mistral_7b`: the study's two base models with its full protocol, 3,625 optimizer steps for a run of four tasks.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 from anchorlora.config import Adapter, BaseModelSettings, EvaluationSettings, Features, Recipe, TaskSettings, Training
 from anchorlora.recipes import protocol as p
 
@@ -50,7 +46,6 @@ def standard_cl() -> Recipe:
 
 
 TASKS = ("entities", "reviews", "questions", "news")
-PAPER = p.orders_of(p.TASKS)
 
 
 def mini() -> Recipe:
@@ -88,17 +83,3 @@ def mistral_7b() -> Recipe:
 
 def _in_full(name: str, model: str) -> Recipe:
     return standard_cl().changed({"model": model, "dtype": "bfloat16"}).model_copy(update={"name": name})
-
-
-def paper_tasks(tasks: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the paper's tasks at the places of these tasks; None for tasks that have no place there."""
-    for own in (p.TASKS, TASKS):
-        if set(tasks) <= set(own):
-            return tuple(p.TASKS[own.index(task)] for task in tasks)
-    return None
-
-
-def paper_order(order: Sequence[str]) -> str | None:
-    """Return "order1", "order2", or "order3"; None for any other order."""
-    theirs = paper_tasks(order)
-    return next((name for name, tasks in PAPER.items() if tasks == theirs), None)

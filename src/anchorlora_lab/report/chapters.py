@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from anchorlora.pages.record import order_label, triangle_table
+from anchorlora.pages.record import order_label, paper_order, triangle_table
 from anchorlora.pages.table import Table
-from anchorlora.recipes.standard import paper_order
 from anchorlora_lab.report.comparability import Study, footnote, model_label
 from anchorlora_lab.report.figures.mechanism import methods_with_paths
 from anchorlora_lab.report.findings import Findings, findings_of

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from anchorlora.errors import InvalidValue
 from anchorlora.pages.record import tasks_in
-from anchorlora.pages.table import file_name
 from anchorlora.store.record import Record
+from anchorlora.text import file_name
 from anchorlora_lab.report.layout import AS_IS, Layout
 from anchorlora_lab.report.records import Run, by_method
 

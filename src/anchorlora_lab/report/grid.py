@@ -8,9 +8,8 @@ from functools import cached_property
 from itertools import product
 from typing import Literal
 
-from anchorlora.pages.record import order_label
+from anchorlora.pages.record import order_label, paper_order
 from anchorlora.pages.table import Column, Table, Value
-from anchorlora.recipes.standard import paper_order
 from anchorlora_lab.report.layout import NOTES, value_of
 from anchorlora_lab.report.records import Run, by_method, deviation_of, mean_of
 

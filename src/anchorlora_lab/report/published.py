@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Literal
 
+from anchorlora.pages.record import TASKS
 from anchorlora.pages.table import Table
-from anchorlora.recipes.protocol import TASKS
 from anchorlora_lab.report.records import Run
 
 PUBLISHED: dict[str, Any] = json.loads((files("anchorlora_lab.report") / "published.json").read_text(encoding="utf-8"))

@@ -9,8 +9,8 @@ from io import StringIO
 
 from tabulate import tabulate
 
-from anchorlora.pages.table import GROUP, Table, Value, file_name
-from anchorlora.text import visible
+from anchorlora.pages.table import GROUP, Table, Value
+from anchorlora.text import file_name, visible
 
 LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from anchorlora.methods import METHODS
-from anchorlora.pages.table import short_layers
+from anchorlora.pages.record import short_layers
 from anchorlora_lab.report.figures.style import REFERENCE, SMALLEST, Looks, curve, drawable, named, panels, plain
 from anchorlora_lab.report.records import FAMILIES, Family, Point, Run, by_method, families_of, mean
 from anchorlora_lab.report.tables.energy import cost_table, energy, layers_of

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from anchorlora.errors import InvalidValue
-from anchorlora.pages.record import order_label
-from anchorlora.pages.table import Better, Column, Table, file_name
-from anchorlora.recipes.standard import paper_order
+from anchorlora.pages.record import order_label, paper_order
+from anchorlora.pages.table import Better, Column, Table
+from anchorlora.text import file_name
 from anchorlora_lab.report.grid import Grid, Measure, average, by_methods, by_run, means, spread
 from anchorlora_lab.report.layout import NOTES
 from anchorlora_lab.report.published import beside, printed

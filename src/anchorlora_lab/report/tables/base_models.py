@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from anchorlora.pages.record import order_label
+from anchorlora.pages.record import order_label, paper_order
 from anchorlora.pages.table import Column, Table, Value
-from anchorlora.recipes.standard import paper_order
 from anchorlora_lab.report.comparability import OF_TOKENS, Study, footnote, model_labels, model_of, refuse_unlike
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.layout import NOTES, value_of

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from anchorlora.pages import record as record_tables
+from anchorlora.pages.record import PAPER
 from anchorlora.pages.table import Column, Table
-from anchorlora.recipes.standard import PAPER
 from anchorlora_lab.report.grid import METHOD, Grid, Measure, N, average, by_methods, means, pivot, spread
 from anchorlora_lab.report.layout import NOTES
 from anchorlora_lab.report.published import beside, printed_endpoint, printed_violation_sd

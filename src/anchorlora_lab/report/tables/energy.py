@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from anchorlora.pages.table import Column, Table, Value, short_layers
+from anchorlora.pages.record import short_layers
+from anchorlora.pages.table import Column, Table, Value
 from anchorlora.store.record import LayerFacts
 from anchorlora_lab.report.grid import METHOD, Grid, Measure, N, by_methods, means, pivot
 from anchorlora_lab.report.layout import NOTES

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from anchorlora.methods import METHODS
-from anchorlora.pages.record import order_label
+from anchorlora.pages.record import order_label, paper_order
 from anchorlora.pages.table import Column, Table, Value
-from anchorlora.recipes.standard import paper_order
 from anchorlora_lab.report.grid import Grid, Pair
 from anchorlora_lab.report.layout import NOTES
 from anchorlora_lab.report.paired_tests import PairedTest, paired_tests

@@ -8,9 +8,8 @@ from functools import partial
 
 from anchorlora.methods import METHODS
 from anchorlora.methods.entry import GROUPS, OUTSIDE
-from anchorlora.pages.record import order_label
+from anchorlora.pages.record import order_label, paper_order
 from anchorlora.pages.table import GROUP, Better, Column, Table
-from anchorlora.recipes.standard import paper_order
 from anchorlora.scores import Paired
 from anchorlora_lab.report import published
 from anchorlora_lab.report.grid import METHOD, ORDER, SEED, Grid, Measure, N, amount, average, by_methods, pivot, spread

@@ -6,9 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from anchorlora.pages.record import order_label
+from anchorlora.pages.record import PAPER, order_label, paper_order, paper_tasks
 from anchorlora.pages.table import Column, Table
-from anchorlora.recipes.standard import PAPER, paper_order, paper_tasks
 from anchorlora_lab.report.comparability import NOTED, OWNED, leaves
 from anchorlora_lab.report.grid import METHOD, Grid, Measure, pivot
 from anchorlora_lab.report.published import PARAMETERS, PUBLISHED, has_base_model, has_official_files
