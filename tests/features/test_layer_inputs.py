@@ -174,6 +174,8 @@ def test_rows_that_are_only_counted_leave_the_same_held_out_rows_also_where_the_
         assert all(torch.equal(store.last.held_out[name], rows) for name, rows in held.last.held_out.items())
     with pytest.raises(ValueError, match="are not feature rows"), FeatureStore(limit=40, spread=False).collect(model, begun):
         pass
+    with pytest.raises(ValueError, match="only counted are the first ones"), FeatureStore(passed_over=True).collect(model):
+        pass
 
 
 def test_layers_without_held_out_rows_do_not_count():

@@ -46,7 +46,7 @@ class FeatureStore:
         stores: Adapted layer -> store. Filled by the first forward; layers that read the same tensor share a store.
         device: Device of the decompositions; by default that of the model.
         keep: Directions carried forward once there are more rows than can be decomposed exactly (see `GrowingRows`).
-        passed_over: Only count the `limit` rows, where cores come from elsewhere; held-out rows are those that follow, as ever.
+        passed_over: Only count the `limit` rows, where cores come from elsewhere; held-out rows follow them. Without `spread` only.
 
     Attributes:
         count: Number of tasks so far.
