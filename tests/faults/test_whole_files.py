@@ -1,11 +1,12 @@
 """A file or a folder has its name when all of it is on disk, and not before; a write that fails leaves what was there."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from anchorlora.store.files import new_file, new_folder, write_text
+from anchorlora.store.files import link, new_file, new_folder, write_text
 from anchorlora.store.log import mark
 
 
@@ -76,3 +77,24 @@ def test_a_refused_write_leaves_what_was_there_and_no_temporary(tmp_path, monkey
         raise OSError("no space")
     assert [path.name for path in tmp_path.rglob("*")] == ["a.json"]
     assert (tmp_path / "a.json").read_text() == "old"
+
+
+def test_a_file_gets_another_name_and_is_copied_where_there_are_no_links(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    path.write_text("a")
+    link(tmp_path / "linked", path)
+    assert inode(tmp_path / "linked") == inode(path)
+
+    def refusing(number):
+        def refused(source, target):
+            raise OSError(number, os.strerror(number), source)
+
+        return refused
+
+    monkeypatch.setattr(os, "link", refusing(errno.EPERM))
+    link(tmp_path / "copied", path)
+    assert (tmp_path / "copied").read_text() == "a"
+    assert inode(tmp_path / "copied") != inode(path)
+    monkeypatch.setattr(os, "link", refusing(errno.ENOSPC))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        link(tmp_path / "full", path)

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import Tensor
-
 from anchorlora.adapters import read_adapter
 from anchorlora.config import RunConfig, differences
 from anchorlora.continual.callback import ResumePoint, TaskState
@@ -212,9 +210,9 @@ class RunDirectory(RunFolder):
         """log.jsonl: one line per event."""
         return EventLog(self.log_file, self.check)
 
-    def remembered(self, number: int) -> dict[str, Tensor]:
-        """Return what constraints remember after a finished task."""
-        return read_tensors(self.state(number) / REMEMBERED)
+    def remembered(self, number: int) -> Path:
+        """Return the file of what constraints remember after a finished task."""
+        return self.state(number) / REMEMBERED
 
     def fingerprint(self, number: int, task: str) -> str:
         """Return the SHA-256 over a finished task's adapter and cores."""

@@ -47,6 +47,16 @@ def write_first(path: Path, text: str) -> bool:
     return True
 
 
+def link(path: Path, finished: Path) -> None:
+    """Give a finished file another name, or copy it where the file system has no hard links."""
+    try:
+        os.link(finished, path)
+    except OSError as error:
+        if error.errno not in WITHOUT_LINKS:
+            raise
+        shutil.copyfile(finished, path)
+
+
 @contextmanager
 def _written(temporary: Path, text: str, path: Path) -> Iterator[Path]:
     """A file on disk that is there for the block alone, unless it gets another name."""

@@ -51,7 +51,7 @@ from anchorlora.models.packing import unpackable
 from anchorlora.models.session import Session
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.sizes import needs_checkpointing
-from anchorlora.store.files import write_lines, write_text
+from anchorlora.store.files import link, write_lines, write_text
 from anchorlora.store.json import read_file
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.seal import LARGEST_SEALED, sealed_folder
@@ -229,7 +229,7 @@ def after(teaching: Teaching, recipe: Recipe, *, left: bool) -> None:
             if reads_cores(method):
                 write_text(temporary / CAPACITY, json.dumps(capacity(union), indent=1))
         if method.reads_past:
-            write_tensors(temporary / MEMORY, RunDirectory(teaching.out).remembered(1))
+            link(temporary / MEMORY, RunDirectory(teaching.out).remembered(1))
         if left:
             learned = list(islice(source.rows_of(request.name, "train"), MOST_ROWS))
             examples = sum(c.examples for c in method.constraints if isinstance(c, AnswerSensitivity))
