@@ -17,7 +17,7 @@ from torch import Tensor
 
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
-from anchorlora.geometry.spectrum import GrowingRows, Spectrum, fixed_signs
+from anchorlora.geometry.spectrum import GrowingRows, Spectrum, fixed_signs, squared_norm
 
 EXACT = 1024  # width up to which rows are held exactly
 WIDER = 4  # columns of a sketch over the directions that are asked for
@@ -45,7 +45,7 @@ class SketchedRows:
     def add(self, rows: Tensor) -> None:
         """Add rows (n, d)."""
         rows = in_float64(rows.to(self.device))
-        energy = float(rows.square().sum())
+        energy = squared_norm(rows)
         if not energy < float("inf"):
             raise InvalidValue("feature rows hold NaN or infinite values; no protected subspace can be made from them")
         seen = rows.T @ (rows @ _test_matrix(self.width, self.columns).to(self.device))

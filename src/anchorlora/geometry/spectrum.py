@@ -10,7 +10,6 @@ the right singular vectors of the stored rows (eqs. 3-4) and keeps the smallest 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -148,7 +147,7 @@ class GrowingRows:
         if rows.ndim != 2:
             raise InvalidValue(f"feature rows have shape (n, d), not {tuple(rows.shape)}")
         exact = in_float64(rows)
-        energy = float(exact.square().sum())
+        energy = squared_norm(exact)
         if not energy < float("inf"):
             raise InvalidValue("feature rows hold NaN or infinite values; no protected subspace can be made from them")
         self.total, self.rows, self.width = self.total + energy, self.rows + len(rows), rows.shape[1]
@@ -159,9 +158,10 @@ class GrowingRows:
     def _fold(self) -> None:
         """Replace the rows by their matrix or by their strongest directions."""
         if self.width <= SIDE:
-            parts = (in_float64(chunk.to(self.device)) for part in self.parts for chunk in part.split(SIDE))
-            moment = reduce(torch.add, (chunk.T @ chunk for chunk in parts)).cpu()
-            self.moment, self.parts = moment if self.moment is None else self.moment + moment, []
+            for chunk in (in_float64(chunk.to(self.device)) for part in self.parts for chunk in part.split(SIDE)):
+                moment = (chunk.T @ chunk).cpu()
+                self.moment = moment if self.moment is None else self.moment.add_(moment)
+            self.parts = []
             return
         joined = self._join()
         rows, dropped = _merge(joined)
@@ -191,6 +191,12 @@ class GrowingRows:
             vectors = rows.T @ (left[:, :m] / values[:m])
         energy = values.square().cumsum(0) / self.total
         return Spectrum(fixed_signs(torch.linalg.qr(vectors).Q), energy, self.rows, self.dropped / self.total)
+
+
+def squared_norm(rows: Tensor) -> float:
+    """The sum of the squares of rows, in one pass."""
+    flat = rows.flatten()
+    return float(flat @ flat)
 
 
 def fixed_signs(directions: Tensor) -> Tensor:
