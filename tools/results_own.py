@@ -65,7 +65,6 @@ OTHER = {  # what a folder's runs have in common
     "beyond/holdout-linear": ", all linear layers",
     "real/pairs-64": " with a history of rank 64",
 }
-LIMITS = (1e-4, 2e-3)  # the lowest rate and the highest of benchmarks/best_rates.py
 ROWS_AT_RATES = {
     "seq-lora-scaled-0.5": "seq-lora, each update scaled by 0.5",
     "seq-lora-scaled-0.7": "seq-lora, each update scaled by 0.7",
@@ -159,13 +158,12 @@ def differences(found: Found, ones: Sequence[str]) -> str:
 
 
 def at_best_rates() -> Found:
-    """What benchmarks/best_rates.py wrote: each row at the rate that a holdout chose, which its name has; † at an end."""
+    """What benchmarks/best_rates.py wrote: each row at the rate that a holdout chose, which its name has."""
     found: Found = {}
     for place in sorted((RESULTS / "rates/test").glob("*")):
         for run in find_runs([place]):
             rate = run.setting("training", "learning_rate")
-            mark = " †" if rate in LIMITS else ""
-            found.setdefault(f"{ROWS_AT_RATES.get(place.name, place.name)}, {rate:.0e}{mark}", {})[tuple(run.order), run.seed] = run
+            found.setdefault(f"{ROWS_AT_RATES.get(place.name, place.name)}, {rate:.0e}", {})[tuple(run.order), run.seed] = run
     return found
 
 
