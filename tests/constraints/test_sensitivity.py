@@ -25,7 +25,7 @@ from anchorlora import (
     protect,
 )
 from anchorlora.adapters import AdapterStack, lora_layers
-from anchorlora.constraints.sensitivity import INPUTS, OUTPUTS, sensitivity
+from anchorlora.constraints.sensitivity import INPUTS, OUTPUTS, TASKS, sensitivity
 from anchorlora.constraints.stacks import Stack
 from anchorlora.measurement import predicted_kl
 from toys import OPTIMIZERS, anchor_of, optimizer_for, parameters, task_loss
@@ -110,6 +110,29 @@ def test_inputs_and_outputs_are_those_of_answers_that_the_model_draws_over_two_t
         for found, right in ((found_C, C / G.trace()), (found_G, G)):
             mine = found.times(torch.eye(len(right), dtype=torch.float64))
             assert float((mine - right).norm()) <= 2e-4 * float(right.norm()), name  # float32 forward and backward passes
+
+
+def test_tasks_that_count_alike_are_the_mean_of_equal_traces_of_the_fisher_information(stack):
+    """In full rank, over three tasks of unlike answers; a task without a gradient counts as it is."""
+    reader, past, expected = AnswerSensitivity(examples=8, inputs=64, outputs=64, alike=True), {}, []
+    for task, count in ((1, 3), (2, 5), (3, 4)):
+        ids = texts(count, seed=task)
+        if task == 2:
+            ids[:, 1:] = ids[:, :1]
+        past = reader.end_task(stack.anchor(losses=losses_of(stack.model, ids), past=past))
+        expected.append(dense(stack.model, ids))
+    fishers = [sum(float(C.trace()) for C in each[0].values()) for each in expected]
+    assert max(fishers) > 1.05 * min(fishers)
+    for name, module in lora_layers(stack.model).items():
+        C, G = (sum(fishers[0] / f * each[i][name] for f, each in zip(fishers, expected, strict=True)) / 3 for i in (0, 1))
+        found_C, found_G = sensitivity(past, name, d_in=module.in_features, d_out=module.out_features)
+        for found, right in ((found_C, C / G.trace()), (found_G, G)):
+            held = found.times(torch.eye(len(right), dtype=torch.float64))
+            assert float((held - right).norm()) <= 2e-4 * float(right.norm()), name  # float32 forward and backward passes
+    still = {name: torch.zeros_like(t) if name != TASKS else t for name, t in past.items()}
+    after = reader.end_task(stack.anchor(losses=losses_of(stack.model, texts(3)), past=still))
+    once = AnswerSensitivity(examples=8, inputs=64, outputs=64).end_task(stack.anchor(losses=losses_of(stack.model, texts(3))))
+    assert all(torch.allclose(after[name], t, atol=1e-5 * float(t.abs().max())) for name, t in once.items())
 
 
 def test_answers_are_drawn_where_peft_calls_the_forward_of_the_base_past_its_hooks(stack, monkeypatch):

@@ -124,13 +124,17 @@ def test_other_methods_keep_their_core_exactly(method, data, tmp_path):
 
 
 def refuse_other_memory_of_a_next_skill(out, before, data):
-    """What the skill before remembers, and what its own answers depend on, which it has left to be read with its adapter."""
+    """The mean of what the skill before remembers and what its own answers depend on, alike in their Fisher information; the skill
+    has left rows to be read with its adapter.
+    """
     known, learned = read_tensors(before / "skill/after/memory.safetensors"), read_samples(before / "skill/after/unread.jsonl")
+    assert float(known["sensitivity/tasks"]) == 1
     C, G = dense_memory(data["model"], learned, before / "adapter")
-    for layer in C:
-        inputs, outputs = sensitivity(known, layer, d_in=len(C[layer]), d_out=len(G[layer]))
-        C[layer] += outputs.trace * inputs.times(torch.eye(len(C[layer])))
-        G[layer] += outputs.times(torch.eye(len(G[layer])))
+    earlier = {layer: sensitivity(known, layer, d_in=len(C[layer]), d_out=len(G[layer])) for layer in C}
+    alike = sum(outputs.trace * inputs.trace for inputs, outputs in earlier.values()) / sum(float(c.trace()) for c in C.values())
+    for layer, (inputs, outputs) in earlier.items():
+        C[layer] = (alike * C[layer] + outputs.trace * inputs.times(torch.eye(len(C[layer])))) / 2
+        G[layer] = (alike * G[layer] + outputs.times(torch.eye(len(G[layer])))) / 2
     refuse_other_memory(out / "skill/before/memory.safetensors", C, G)
 
 

@@ -14,7 +14,7 @@ Rows and gradients come from `recording.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from anchorlora.geometry import LayerCore, SpikedCovariance
 
 MEMORY = "sensitivity/"
-INPUTS, OUTPUTS = f"{MEMORY}inputs", f"{MEMORY}outputs"
+INPUTS, OUTPUTS, TASKS = f"{MEMORY}inputs", f"{MEMORY}outputs", f"{MEMORY}tasks"
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class AnswerSensitivity(ProtectsPast):
         inputs: Directions of C to keep a layer; the others are kept at their mean.
         outputs: Directions of G to keep a layer.
         seed: Seed of the drawn answers.
+        alike: Keep the mean of the tasks, each with the same trace of its Fisher information, not their sum: long, unsure answers
+            have more of it than short, sure ones.
 
     Example:
         >>> from anchorlora import Anchor
@@ -61,6 +63,7 @@ class AnswerSensitivity(ProtectsPast):
     inputs: int = 64
     outputs: int = 32
     seed: int = 0
+    alike: bool = field(default=False, kw_only=True)
     requires = ()
 
     @property
@@ -84,7 +87,7 @@ class AnswerSensitivity(ProtectsPast):
 
         Returns:
             "sensitivity/inputs/<layer>" (d_in, m) and "sensitivity/outputs/<layer>" (d_out, m), float32, and the tail of each under
-            the same name with "/tail" at its end, float64; all on the CPU.
+            the same name with "/tail" at its end, float64, with `alike` the number of tasks; all on the CPU.
 
         Raises:
             InvalidValue: The anchor has no `losses`, or they give no example.
@@ -109,17 +112,30 @@ class AnswerSensitivity(ProtectsPast):
                 grown[f"{OUTPUTS}/{name}"].add(g)
             count += several
         refuse_none("AnswerSensitivity", count)
-        kept = {}
+        earlier = {key: _read(anchor.past, key, gathered.width) for key, gathered in grown.items() if key in anchor.past}
+        kept, former, whole = (
+            {},
+            float(count),
+            float(count),
+        )  # what the past counts beside the sum of examples, and what divides both
+        if self.alike:
+            tasks = float(anchor.past.get(TASKS, 1)) if earlier else 0.0
+            kept[TASKS] = torch.tensor(tasks + 1, dtype=torch.float64)
+            now = sum(
+                gathered.total for key, gathered in grown.items() if key.startswith(INPUTS)
+            )  # the trace of the Fisher information
+            before = sum(moment.trace for key, moment in earlier.items() if key.startswith(INPUTS))
+            if now and before:
+                former, whole = now * tasks / before, now * (tasks + 1) / before
         for key, gathered in grown.items():
             kind, _, name = key.rpartition("/")
             rank, floor = ranks[kind], 0.0
-            if key in anchor.past:
-                earlier = _read(anchor.past, key, gathered.width)
-                floor = earlier.tail
-                gathered.add((count**0.5 * earlier.root).T)
-            covariance = SpikedCovariance.of(gathered, rank, floor=count * floor)
-            kept[key] = (covariance.root / count**0.5).float().cpu().contiguous()  # as it will be read
-            kept[f"{key}/tail"] = torch.tensor(covariance.tail / count, dtype=torch.float64)
+            if key in earlier:
+                floor = former * earlier[key].tail
+                gathered.add((former**0.5 * earlier[key].root).T)
+            covariance = SpikedCovariance.of(gathered, rank, floor=floor)
+            kept[key] = (covariance.root / whole**0.5).float().cpu().contiguous()  # as it will be read
+            kept[f"{key}/tail"] = torch.tensor(covariance.tail / whole, dtype=torch.float64)
         return kept
 
 

@@ -14,7 +14,7 @@ from anchorlora.adapters.files import fitted, read_with_whole
 from anchorlora.adapters.sharding import call_with_hooks
 from anchorlora.adapters.whole import NO_WHOLE, WholeWeights, put_whole
 from anchorlora.config import Recipe, Start
-from anchorlora.constraints.sensitivity import knows, sensitivity
+from anchorlora.constraints.sensitivity import TASKS, knows, sensitivity
 from anchorlora.continual.callback import Tell
 from anchorlora.continual.data import TaskData
 from anchorlora.continual.losses import ExampleLosses
@@ -188,6 +188,6 @@ def _refuse_foreign(memory: Mapping[str, Tensor], adapted: Mapping[str, Factors]
             sensitivity(memory, layer, d_in=f.A.shape[1], d_out=f.B.shape[0])
         except UnknownName as error:
             raise InvalidValue(f"{where}: {error}") from None
-    wrong = next((name for name in memory if "/" in name and not any(layer in name for layer in adapted)), None)
+    wrong = next((name for name in memory if "/" in name and name != TASKS and not any(layer in name for layer in adapted)), None)
     if wrong is not None:
         raise InvalidValue(f"{where} knows {wrong}, which is not an adapted layer; give the memory of the same targets")

@@ -7,6 +7,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from anchorlora.config import (
     TaskSettings,
     Training,
 )
+from anchorlora.constraints import AnswerSensitivity
 from anchorlora.data.sample_files import HUB
 from anchorlora.data.sources import TextTaskSettings
 from anchorlora.errors import InvalidValue
@@ -92,8 +94,10 @@ class SkillRequest(Settings):
     numbers: dict[str, float] = Field(default_factory=dict)  # of the method's parts to change, by "Part.field"
 
     def method_in(self, methods: Mapping[str, Method]) -> Method:
-        """Return the method with its numbers."""
-        return methods[self.method].changed(self.numbers)
+        """Return the method with its numbers, which counts everything that is kept alike."""
+        method = methods[self.method].changed(self.numbers)
+        parts = (replace(c, alike=True) if isinstance(c, AnswerSensitivity) else c for c in method.constraints)
+        return replace(method, constraints=tuple(parts))
 
     @property
     def adapter(self) -> Path | None:
