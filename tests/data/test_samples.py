@@ -1,11 +1,13 @@
 """Training text as samples and tokens: each form, and each mistake with the place where it stands."""
 
+import copy
 import json
+from datetime import date
 
 import pytest
 
 import models
-from anchorlora.data import read_samples, token_ids
+from anchorlora.data import Encoder, read_samples, token_ids
 from anchorlora.data.forms import known_forms
 
 CHAT = [{"role": "user", "content": "how old is it"}, {"role": "assistant", "content": "very old"}]
@@ -139,6 +141,13 @@ WRONG = [
     ({"prompt": "a", "chosen": "b", "rejected": "c"}, "chosen and rejected are a preference pair, for TRL's DPOTrainer"),
     ({"conversations": [{"from": "narrator", "value": "a"}]}, "from 'narrator' of message 1 of conversations is not known; it is"),
     ({"text": "a", "accepted": False}, "column accepted would not be learned"),
+    ({"text": "a", "label": "good"}, "label would not be learned; give --columns prompt=text,completion=label to learn it"),
+    ({"text": "a", "labels": 3}, "labels would not be learned; give --columns"),
+    (
+        {"instruction": "Add.", "input": "2 2", "output": "4", "prose": "Below is"},
+        "column prose would not be learned; put its text into instruction, take it out, or name the columns to read with "
+        "--columns instruction=instruction,output=output,input=input",
+    ),
     (["a"], "a row is an object with named columns, not a list; a file whose one line is a list of rows is called .json"),
     ("a", "a row is an object with named columns, not text"),
 ]
@@ -166,7 +175,7 @@ def test_columns_by_other_names_drop_no_judgment(tmp_path):
     ):
         with pytest.raises(ValueError, match=f"data, row 1: {said}"):
             read_samples([{"question": "a", "reply": "b"} | judged], column="prompt=question,completion=reply")
-    kept = {"text": "a", "weight": 1, "sample_weight": 1.0, "label": "news", "score": 0.2, "id": True, "train": True, "n": 3}
+    kept = {"text": "a", "weight": 1, "sample_weight": 1.0, "topic": "news", "score": 0.2, "id": True, "train": True, "n": 3}
     assert read_samples([kept])[0].content == "a"
 
 
@@ -182,3 +191,34 @@ def test_every_row_needs_the_columns_of_the_first(tmp_path):
         read_samples(path)
     with pytest.raises(ValueError, match="line 1: no column 'body'; it has: text"):
         read_samples(path, column="body")
+
+
+def test_columns_that_are_named_may_be_null_and_may_be_called_label():
+    rows = [{"instruction": "Add.", "input": input, "output": "4", "prose": "Below is"} for input in ("2 2", None)]
+    named = read_samples(rows, column="instruction=instruction,input=input,output=output")
+    assert [sample.content[0]["content"] for sample in named] == ["Add.\n2 2", "Add."]
+    with pytest.raises(ValueError, match="no column 'output'"):
+        read_samples([rows[0] | {"output": None}], column="instruction=instruction,input=input,output=output")
+    assert read_samples([{"text": "a", "label": 3}], column="text")[0].content == "a"
+    judged = read_samples([{"statement": "Water is wet.", "label": "true"}], column="prompt=statement,completion=label")
+    assert judged[0].content == "Water is wet.true"
+    with pytest.raises(ValueError, match="as in rows for KTO"):
+        read_samples([{"statement": "Water is wet.", "reply": "Yes.", "label": "true"}], column="prompt=statement,completion=reply")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [(b"\x89PNG", True), (object(), True), (b"", False), (date(2026, 1, 1), False), (2.5, False)]
+)
+def test_a_column_of_no_text_is_refused_unless_it_is_a_number_or_a_date(value, says):
+    row = {"prompt": "a", "completion": "b", "seen": value}
+    if says:
+        with pytest.raises(ValueError, match="column seen would not be learned"):
+            read_samples([row])
+    else:
+        assert read_samples([row])[0].content == "ab"
+
+
+def test_a_tokenizer_with_several_templates_has_a_key(tokenizer):
+    one, several = (copy.deepcopy(tokenizer) for _ in range(2))
+    one.chat_template, several.chat_template = TEMPLATE, {"default": TEMPLATE, "tool_use": TEMPLATE}
+    assert len({Encoder(each, max_tokens=9).key for each in (one, several)}) == 2

@@ -147,7 +147,7 @@ class Encoder:
     def key(self) -> tuple[Any, ...]:
         """What the tokens of an example depend on, of all that an encoder has."""
         of = self.tokenizer
-        return (type(of), of.name_or_path, len(of), of.chat_template, self.max_tokens, self.end, self.stops)
+        return (type(of), of.name_or_path, len(of), str(of.chat_template), self.max_tokens, self.end, self.stops)
 
     def encode(self, task: AnyTask, examples: Iterable[Example]) -> EncodedExamples:
         """Return the examples of a task as tokens, in order."""

@@ -7,9 +7,11 @@ which form is read. What a row holds beside its form is learned, or refused by i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import replace
+from datetime import date, time, timedelta
 from itertools import islice
+from numbers import Number
 from typing import Any
 
 from anchorlora.data.forms import FORMS, form_of, known_columns, listed, refuse_form
@@ -46,7 +48,7 @@ def iterated(
             lines = "; a file whose one line is a list of rows is called .json" if isinstance(columns, list) else ""
             raise InvalidValue(f"{place}: a row is an object with named columns, not {kind_of(columns)}{lines}")
         row = Row(place, columns)
-        learned = _judged(row)
+        learned = _judged(row, names)
         if names or column is None:
             row = _renamed(row, names) if names else row
             form = form_of(row) if form is None or mixed else form
@@ -99,7 +101,11 @@ def _names(column: str | None) -> dict[str, str]:
 
 
 def _renamed(row: Row, names: Mapping[str, str]) -> Row:
-    return Row(row.place, {known: row.columns[called] for known, called in zip(names, _there(row, names.values()), strict=True)})
+    """A row with the columns that are named; one that holds null is left out where the others are a form."""
+    columns = {known: row.columns[called] for known, called in names.items() if row.columns.get(called) is not None}
+    if not all(called in row.columns for called in names.values()) or not any(form.fits(columns) for form in FORMS):
+        _there(row, names.values())
+    return Row(row.place, columns)
 
 
 def _wanted(row: Row, column: str) -> tuple[str, ...]:
@@ -116,10 +122,10 @@ def _there(row: Row, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _judged(row: Row) -> bool:
+def _judged(row: Row, names: Mapping[str, str]) -> bool:
     """Whether a row is learned; one that says how good its answer is, or weighs another amount, is refused."""
     for form in FORMS:
-        if form.even_named and form.fits(row.columns):
+        if form.even_named and form.fits(row.columns) and not {*form.columns} & {*names.values()}:
             refuse_form(row, form)
     for name, value in row.columns.items():
         number = number_of(value)
@@ -133,6 +139,11 @@ def _judged(row: Row) -> bool:
 def _refuse_unread(row: Row, form: Form) -> None:
     """Refuse a row with text or a truth value in a column that would not be read: it would be dropped without a word."""
     for name, value in row.columns.items():
+        if form.columns == ("text",) and str(name).lower() in ("label", "labels") and value is not None:
+            raise InvalidValue(
+                f"{row.place}: {name} would not be learned; give --columns prompt=text,completion={name} to learn it as answer, "
+                "or --columns text to learn the text alone"
+            )
         if name not in form.known and name not in MARKS and str(name).lower() not in FACTS and _says_something(value):
             if not form.fits(row.columns):
                 raise InvalidValue(
@@ -141,12 +152,16 @@ def _refuse_unread(row: Row, form: Form) -> None:
                 )
             raise InvalidValue(
                 f"{row.place}: column {name!s:.40} would not be learned; put its text into {form.columns[0]}, take it out, or name "
-                f"the columns to read with --columns {','.join(f'{known}={known}' for known in form.columns)}"
+                f"the columns to read with --columns {','.join(f'{c}={c}' for c in (*form.columns, *form.optional) if row.has(c))}"
             )
 
 
 def _says_something(value: Any) -> bool:
-    """Whether a value may say something: no number, also as a file of text writes it."""
+    """Whether a value may say something: it is there, and no date and no number, also as a file of text writes it."""
+    if value is None or isinstance(value, (date, time, timedelta)):
+        return False
     if isinstance(value, str):
         return bool(value.strip()) and number_of(value) is None
-    return isinstance(value, bool) or (isinstance(value, (list, dict, tuple)) and bool(value))
+    if isinstance(value, Number) and not isinstance(value, bool):
+        return False
+    return not isinstance(value, Sized) or len(value) > 0
