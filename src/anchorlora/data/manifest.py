@@ -69,9 +69,7 @@ def kind_of(relative: str, facts: FileFacts) -> str:
 
 
 def believed(declared: str, found: str) -> str:
-    """Return the kind of a file whose bytes agree with its manifest. That is the declared kind, except where the bytes alone
-    decide.
-    """
+    """Return the kind of a file whose bytes agree with its manifest: the declared one, unless the bytes alone decide."""
     return found if found == OFFICIAL or declared.strip().lower() in (OFFICIAL, OWN, ALTERED) else declared
 
 

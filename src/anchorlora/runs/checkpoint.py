@@ -115,9 +115,7 @@ class Checkpoint:
         return self.root / "trained"
 
     def write_progress(self, progress: Progress) -> None:
-        """Save how far a task is trained. The newest older state stays; older ones go, and newer ones, from which nothing could go
-        on.
-        """
+        """Save how far a task is trained; of older states the newest stays, and newer ones go."""
         self.check()
         with sealed_folder(self.root / _step(progress.step), beside=self.beside, check=self.check) as folder:
             write_tensors(folder / TENSORS, progress.tensors)

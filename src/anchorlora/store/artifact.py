@@ -167,9 +167,7 @@ def artifact_in(folder: Path) -> Artifact:
 
 
 def adapters_in(folder: Path) -> dict[str, Path]:
-    """Return the adapters that PEFT saved in a folder, by name. Checkpoints that a trainer left inside (checkpoint-100 and so on)
-    are not among them.
-    """
+    """Return the adapters that PEFT saved in a folder, by name, without those of checkpoints inside."""
     if not folder.is_dir():
         return {}
     adapters = {"default": folder} if (folder / ADAPTER_CONFIG).is_file() else {}

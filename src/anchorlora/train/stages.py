@@ -210,9 +210,7 @@ def _write_own_text(teaching: Teaching, part: Kept, adapted: Any, room: int) -> 
 
 
 def after(teaching: Teaching, recipe: Recipe, *, left: bool) -> None:
-    """Write `after/`: scores of what was kept with the new adapter, and the cores and the memory that a later
-    skill goes on from; where what the new answers depend on is left to it, rows of the skill.
-    """
+    """Write `after/`: scores with the new adapter, and the cores, memory, and rows that a later skill goes on from."""
     request, method, folder, session = teaching.request, teaching.method, teaching.folder, teaching.session
     adapted = session.adapted(RunFolder(teaching.out).adapter)
     with sealed_folder(folder / "after") as temporary:
