@@ -291,6 +291,8 @@ def test_a_number_of_a_part_can_be_set_by_name_and_shows_in_the_definition():
     assert "RoutingOverlap(0.05)" in weaker.definition
     assert "EffectiveResponse(10000.0)" in weaker.definition
     assert METHODS["sd-lora"].changed({"GatedPerTask.learning_rate": 1}).definition == "GatedPerTask(1.0, 0.8)"
+    smaller = {"FoldedPerTask.rank": 8, "SensitiveCore.at_most": 4}  # each alone would be refused, or not fit the other
+    assert METHODS["fold-16"].changed(smaller) == METHODS["fold-16"].changed(dict(reversed(smaller.items())))
     assert METHODS["replay"].changed({"Rehearsal.memory": 20.0}).definition == "Shared() + Rehearsal(20, 0.05)"
     assert "RoutingOverlap(0.5)" in METHODS["o-lora-bsr"].definition
     with pytest.raises(

@@ -291,6 +291,9 @@ def test_a_fold_keeps_the_size_of_the_adapter_that_it_goes_on_from(folded, data,
         record = json.loads((tmp_path / str(rank) / "record.json").read_text())
         assert record["method"]["name"] == "fold-64"
         assert {factors.rank for factors in read_adapter(tmp_path / str(rank) / "adapter").values()} == {rank}
+    old = ["--keep", data["reviews"], "--method", "fold-64", "--same-size"]  # a run is an adapter, too
+    assert main([*words[:4], "--adapter", str(folded), *old, *FEW, "--out", str(tmp_path / "old")]) == 0
+    assert {factors.rank for factors in read_adapter(tmp_path / "old/adapter").values()} == {16}
 
 
 def test_numbers_of_the_method_can_be_set_and_go_on_with_the_next_skill(folded, data, tmp_path, capsys):
@@ -311,6 +314,7 @@ def test_numbers_of_the_method_can_be_set_and_go_on_with_the_next_skill(folded, 
     for words, said in (
         ("FoldedPerTask.size=3", "it has: FoldedPerTask.rank"),
         ("FoldedPerTask.rank=12", "cannot keep two cores of 8 directions"),  # before anything is trained
+        ("SensitiveCore.at_most=9", "two cores of 9 directions; set FoldedPerTask.rank to at least 18, or SensitiveCore.at_most"),
         ("FoldedPerTask.rank=0", "must be greater than 0"),
     ):
         assert taught(data, tmp_path / "none", "fold-16", more=["--set", words]) != 0

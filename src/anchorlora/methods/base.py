@@ -165,10 +165,15 @@ class Method:
             >>> METHODS["o-lora"].changed({"RoutingOverlap.strength": 0.05}).definition
             'PerTask() + RoutingOverlap(0.05)'
         """
-        method = self
-        for path, value in settings.items():
-            method = _with_number(method, path, value)
-        return method
+        values = {path: _number(self, path, value) for path, value in settings.items()}
+
+        def adjust(part: Any) -> Any:
+            """Return the part with its numbers."""
+            own = {path.partition(".")[2]: value for path, value in values.items() if path.partition(".")[0] == type(part).__name__}
+            return replace(part, **own) if own else part
+
+        constraints = tuple(adjust(constraint) for constraint in self.constraints)
+        return replace(self, plan=adjust(self.plan), rehearsal=adjust(self.rehearsal), constraints=constraints)
 
     def at(self, task: int) -> tuple[Constraint, ...]:
         """Return the constraints that act during one task.
@@ -289,9 +294,8 @@ class MethodTable(dict[str, Method]):
         raise UnknownName(f"no method called {name!r}; nearest: {', '.join(near)}")
 
 
-def _with_number(method: Method, path: str, value: float) -> Method:
-    """Return a method with one number of its parts set."""
-    kind, _, name = path.partition(".")
+def _number(method: Method, path: str, value: float) -> float:
+    """Return a number of a method's parts, of the type that it has there."""
     numbers = {
         f"{type(part).__name__}.{setting.name}": getattr(part, setting.name)
         for part in method.parts
@@ -302,18 +306,7 @@ def _with_number(method: Method, path: str, value: float) -> Method:
         raise UnknownName(f"{method.name} has no number called {path!r}; it has: {', '.join(numbers) or 'none'}")
     if not value > 0:
         raise InvalidValue(f"{path} must be greater than 0, not {value:g}; leave the part out instead")
-    value = type(numbers[path])(value)
-
-    def adjust(part: Any) -> Any:
-        """Return the part with the number, or another part as it is."""
-        return replace(part, **{name: value}) if type(part).__name__ == kind else part
-
-    return replace(
-        method,
-        plan=adjust(method.plan),
-        rehearsal=adjust(method.rehearsal),
-        constraints=tuple(adjust(constraint) for constraint in method.constraints),
-    )
+    return type(numbers[path])(value)
 
 
 def _refuse_foreign(part: Any) -> None:

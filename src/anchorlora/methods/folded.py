@@ -53,13 +53,13 @@ class FoldedPerTask(PerTask):
             constraints: Those of the method.
 
         Raises:
-            InvalidValue: Two cores of the least size have more directions than the rank.
+            InvalidValue: Two cores of the largest size have more directions than the rank.
         """
-        least = max((getattr(part, "at_least", 0) for part in constraints), default=0)
-        if 2 * least > self.rank:
+        most = max((getattr(part, "at_most", 0) for part in constraints), default=0)
+        if 2 * most > self.rank:
             raise InvalidValue(
-                f"a history of rank {self.rank} cannot keep two cores of {least} directions or more; set FoldedPerTask.rank to at "
-                f"least {2 * least}, or SensitiveCore.at_least to at most {self.rank // 2}"
+                f"a history of rank {self.rank} cannot keep two cores of {most} directions; set FoldedPerTask.rank to at least "
+                f"{2 * most}, or SensitiveCore.at_most to at most {self.rank // 2}"
             )
 
     def cuts(self, rank: int) -> bool:

@@ -22,7 +22,7 @@ from anchorlora.constraints import Freeze
 from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import Scorer
-from anchorlora.data import LOSS, TOKEN_ACCURACY, EncodedExamples, Encoder, TextFiles
+from anchorlora.data import LOSS, TOKEN_ACCURACY, EncodedExamples, Encoder
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors, scaled_change
 from anchorlora.methods import Method
@@ -80,13 +80,12 @@ class WithinBudget(RunCallback):
         model: Any = anchor.model
         training = model.training
         tokenizer = self.teaching.session.tokenizer
-        encoder = Encoder(
-            tokenizer, max_tokens=default_recipe().changed(self.request.settings).training.max_tokens, ends=ends_of(model)
-        )
+        recipe = default_recipe().changed(self.request.settings)
+        encoder, limit = Encoder(tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(model)), recipe.tasks.test_limit
         names = [part["name"] for part in facts_in(self.folder)["kept"]]
         before = {name: [row["metrics"][LOSS] for row in scores_in(self.folder, "before")[name]] for name in names}
-        kept = {name: self._encoded(encoder, name, probes_in(self.folder / "before", name)) for name in names}
-        skill = self._encoded(encoder, self.request.name, self.teaching.files)
+        kept = {name: probes_in(self.folder / "before", name).encoded(name, "test", encoder, limit=limit) for name in names}
+        skill = self.teaching.files.encoded(self.request.name, "test", encoder, limit=limit)
         trained = {layer.name: layer.current.copy() for layer in anchor.layers}
 
         packed = {name: unpackable(model, longest_first(e)) is None for name, e in (*kept.items(), (self.request.name, skill))}
@@ -119,10 +118,6 @@ class WithinBudget(RunCallback):
             "tried": curve,
         }
         write_text(self.folder / BUDGET, json.dumps(found, indent=1) + "\n")
-
-    @staticmethod
-    def _encoded(encoder: Encoder, name: str, files: TextFiles) -> EncodedExamples:
-        return files.encoded(name, "test", encoder, limit=default_recipe().tasks.test_limit)
 
 
 def leave_at(anchor: Anchor, trained: Mapping[str, Factors], scale: float) -> None:

@@ -121,7 +121,7 @@ def price_of(
     left: bool,
 ) -> Price:
     """Return what a request takes that nothing speaks against."""
-    adapted = session.adapted(request.adapter, targets=request.targets)
+    adapted = session.adapted(request.adapter, targets=recipe.adapter.targets)
     settings = recipe.training
     encoder = Encoder(session.tokenizer, max_tokens=session.room(settings.max_tokens), ends=ends_of(adapted))
     task = files.task(request.name)

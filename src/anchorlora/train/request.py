@@ -44,6 +44,7 @@ SELF = "self"  # to keep what the model writes itself
 FRESH = METHODS.default("new block").name
 SAME_SIZE = METHODS.default("same size").name
 EXACT = METHODS.default("beside").name
+CONFIG = "adapter_config.json"
 CORES, MEMORY = "cores.safetensors", "memory.safetensors"  # what is kept, in before/ and after/
 UNREAD = "unread.jsonl"  # rows of a skill, of which a later one reads what answers depend on
 OLD_TEXT = "old_text.jsonl"  # rows of what is kept that are trained on again, in the same folders
@@ -176,6 +177,9 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     for name in ("data", "test", "old_adapter", "after"):
         if name in fields:
             fields[name] = absolute(fields[name])
+    if "old_adapter" in fields and not (Path(fields["old_adapter"]) / CONFIG).is_file():  # a run, or one of its tasks
+        within = RunFolder(Path(fields["old_adapter"])).adapter
+        fields["old_adapter"] = str(within) if (within / CONFIG).is_file() else fields["old_adapter"]
     _refuse_repeated_fields(fields.get("settings", {}))
     fields["keep"] = tuple(_place_to_keep(each) for each in fields.get("keep", ()))
     if "after" in fields and "old_adapter" in fields:
@@ -187,8 +191,9 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     how = methods[method or (SAME_SIZE if same_size and not _remembered(fields.get("after")) else _fresh(fields))]
     if same_size and how.plan.family != "shared" and getattr(how.plan, "grows", True):
         raise InvalidValue(f"--same-size needs a method whose adapter does not grow, and {how.name} adds a block per task")
-    if same_size and "after" in fields and hasattr(how.plan, "rank"):
-        fields["numbers"] = _as_large(how, RunFolder(Path(fields["after"])).adapter) | fields.get("numbers", {})
+    if same_size and hasattr(how.plan, "rank"):
+        adapter = RunFolder(Path(fields["after"])).adapter if "after" in fields else Path(fields["old_adapter"])
+        fields["numbers"] = _as_large(how, adapter) | fields.get("numbers", {})
     how.changed(fields.get("numbers", {}))
     how.refuse_without_memory("text", FROM_TEXT)
     _refuse_without_examples(how)
@@ -199,6 +204,8 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
             f"{who} keeps something, and nothing is named: add --keep self for what the model writes itself, --keep FILE, "
             "or --after RUN; to train without protection, --method inc-lora"
         )
+    if "targets" in fields and ({"after", "old_adapter"} & set(fields)):
+        raise InvalidValue("--targets is for a new adapter, and an old one has its layers already; leave it out")
     if "budget" in fields and not fields["keep"] and "after" not in fields:
         raise InvalidValue("--budget is for what is kept, and nothing is named: add --keep FILE, --keep self, or --after RUN")
     title = shown(str(fields.get("name", "")) or stem_of(str(fields["data"])))
@@ -214,7 +221,7 @@ def _remembered(place: Any) -> bool:
 
 def _as_large(how: Method, adapter: Path) -> dict[str, float]:
     """The number with which a fold keeps the size of an adapter; none where there is no adapter, which is refused later."""
-    if not (adapter / "adapter_config.json").is_file():
+    if not (adapter / CONFIG).is_file():
         return {}
     return {f"{type(how.plan).__name__}.rank": float(max(factors.rank for factors in read_adapter(adapter, beside={}).values()))}
 

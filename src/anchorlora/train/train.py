@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.config import Recipe
+from anchorlora.constraints import Freeze
 from anchorlora.continual.callback import RunCallback, Tell
 from anchorlora.data import Encoder, TextFiles
 from anchorlora.data.templates import refuse_deaf
@@ -280,7 +281,8 @@ def _counted(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, 
     held_out += [(SELF, max(1, request.own // OWN_SHARE)) for place in request.keep if place == SELF]
     refuse_repeated([kept_name for kept_name, _ in held_out], name)
     if request.budget is not None:
-        refuse_few(dict(held_out))
+        limit = default_recipe().changed(request.settings).tasks.test_limit
+        refuse_few({kept_name: min(rows_of, limit or rows_of) for kept_name, rows_of in held_out})
     return rows + kept
 
 
@@ -300,6 +302,12 @@ def _refuse_early(request: SkillRequest, method: Method) -> None:
                 f"{method.name} {needs}, and {without} was trained by a method that {lacks}; give its text with --keep FILE "
                 f"instead, or continue with --method {instead}"
             )
+    frozen = {part.factor for part in method.constraints if isinstance(part, Freeze)}
+    if request.adapter is None and method.plan.family == "shared" and "B" in frozen:
+        raise InvalidValue(
+            f"{method.name} trains A alone, and B of a new adapter is zero, so nothing would be learned; give --adapter, --after, "
+            "or take --method inc-lora-hard"
+        )
     if method.reads_past and len(skills) > 1:
         raise InvalidValue(
             f"{skills[0]} and {skills[1]} each remember what their answers depend on, and {method.name} continues from one memory; "
