@@ -106,3 +106,16 @@ def test_own_constraints_count_nothing_to_protect_is_refused_and_a_loss_of_prote
     with pytest.raises(ProtectionLost):
         optimizer.protection.close()
     optimizer.protection.close()  # released already
+
+
+def test_what_trains_beside_is_refused_unless_it_is_named():
+    settings = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    model = get_peft_model(models.qwen3(), settings)
+    cores = {name: torch.linalg.qr(torch.randn(layer.in_features, 5)).Q for name, layer in lora_layers(model).items()}
+    with pytest.raises(ValueError, match="also_training"):
+        create_protected_optimizer(model, torch.optim.AdamW, cores=cores, lr=1e-2)
+    with pytest.warns(UserWarning, match="nothing keeps what trains beside"):
+        optimizer = create_protected_optimizer(model, torch.optim.AdamW, cores=cores, also_training=["lm_head"], lr=1e-2)
+    steps(model, optimizer)
+    optimizer.protection.close()
+    assert measure(optimizer.protection.watch.anchor).exact

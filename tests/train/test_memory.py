@@ -291,6 +291,9 @@ def test_a_fold_keeps_the_size_of_the_adapter_that_it_goes_on_from(folded, data,
         record = json.loads((tmp_path / str(rank) / "record.json").read_text())
         assert record["method"]["name"] == "fold-64"
         assert {factors.rank for factors in read_adapter(tmp_path / str(rank) / "adapter").values()} == {rank}
+    again = ["--data", data["reviews"], "--name", "again", "--after", str(tmp_path / "16"), "--out", str(tmp_path / "then")]
+    assert main(["train", data["model"], *again, *FEW, "--set", "rank=8"]) == 0  # what does not say it again may grow again
+    assert {factors.rank for factors in read_adapter(tmp_path / "then/adapter").values()} == {24}
     old = ["--keep", data["reviews"], "--method", "fold-64", "--same-size"]  # a run is an adapter, too
     assert main([*words[:4], "--adapter", str(folded), *old, *FEW, "--out", str(tmp_path / "old")]) == 0
     assert {factors.rank for factors in read_adapter(tmp_path / "old/adapter").values()} == {16}

@@ -200,6 +200,7 @@ def create_protected_optimizer(
     cores: Mapping[str, Subspace | Tensor],
     constraints: Sequence[Constraint] | None = None,
     adapter_name: str | None = None,
+    also_training: Collection[str] = (),
     **kwargs: Any,
 ) -> Optimizer:
     """Return an optimizer for a PEFT model whose steps leave protected directions alone, as PEFT's `create_*_optimizer` return one.
@@ -214,6 +215,7 @@ def create_protected_optimizer(
         constraints: Constraints in the order in which they act. By default those of the anchor at hand: a learned adapter gets
             B frozen and A's displacement projected; a block whose B is zero gets A off the core, then A's displacement projected.
         adapter_name: Adapter that trains; by default the active one.
+        also_training: Modules that train without protection, as in `protect`.
         kwargs: Arguments of the optimizer, such as lr.
 
     Returns:
@@ -244,7 +246,7 @@ def create_protected_optimizer(
     anchor = Anchor.of(model, cores=cores, adapter_name=adapter_name)
     how = constraints_for(anchor) if constraints is None else constraints
     optimizer: Any = optimizer_cls([p for p in model.parameters() if p.requires_grad], **kwargs)
-    block = protect(optimizer, anchor, how)
+    block = protect(optimizer, anchor, how, also_training=also_training)
     optimizer.protection = block.__enter__()
     optimizer.protection.block = block
     return optimizer

@@ -90,6 +90,7 @@ class SkillRequest(Settings):
     targets: Targets | None = None  # modules to adapt; None takes those of the old adapter, or all linear layers
     seed: int = 42
     compare: bool = False  # train an unprotected twin as well
+    same_size: bool = False  # keep the rank of the adapter that it goes on from
     budget: Positive | None = None  # how much the loss of what is kept may rise, per token; the change is scaled until it fits
     settings: dict[str, str] = Field(default_factory=dict)  # fields of the recipe to change, as text
     numbers: dict[str, float] = Field(default_factory=dict)  # of the method's parts to change, by "Part.field"
@@ -211,7 +212,7 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     title = shown(str(fields.get("name", "")) or stem_of(str(fields["data"])))
     fields["name"] = title if is_name(title) else named(title)
     fields["title"] = None if title == fields["name"] else f"{title:.100}"
-    return SkillRequest.read(fields | {"method": how.name}, "train")
+    return SkillRequest.read(fields | {"method": how.name, "same_size": same_size}, "train")
 
 
 def _remembered(place: Any) -> bool:

@@ -66,6 +66,8 @@ def settled(request: SkillRequest, out: Path) -> SkillRequest:
     elif base.date is None and reads_clock(tokenizer_of(base, adapter=request.adapter)):
         base = base.model_copy(update={"date": now()[:10]})
     numbers = past.numbers if past and past.method == request.method else {}
+    if past and past.same_size:  # the rank is of that skill's adapter
+        numbers = {path: value for path, value in numbers.items() if not path.endswith("PerTask.rank")}
     return request.model_copy(update={"base_model": base, "numbers": numbers | request.numbers})
 
 
