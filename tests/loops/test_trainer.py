@@ -115,17 +115,17 @@ def test_everything_is_given_back_and_a_second_training_has_an_anchor_of_its_own
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_training_that_is_taken_up_again_keeps_a_fresh_blocks_protection(tmp_path):
+@pytest.mark.parametrize("given", [True, False])
+def test_training_that_is_taken_up_again_keeps_a_fresh_blocks_protection(given, tmp_path):
     """The trainer loads the checkpoint first: the block's start is feasible, though B is no longer zero."""
     setting, row = SETTINGS["hard"](), TRAINER[1]
     stop = tmp_path / "stopped"
     half = arguments(stop, row, save_strategy="steps", save_steps=30)
     half.max_steps = 30
-    Trainer(
-        setting.model, half, train_dataset=data(), callbacks=[ProtectionCallback(setting.constraints, **setting.options())]
-    ).train()
+    callback = ProtectionCallback(setting.constraints if given else None, **setting.options())
+    Trainer(setting.model, half, train_dataset=data(), callbacks=[callback]).train()
     again = SETTINGS["hard"]()
-    callback = ProtectionCallback(again.constraints, **again.options())
+    callback = ProtectionCallback(again.constraints if given else None, **again.options())
     whole = arguments(stop, row)
     whole.max_steps = 60
     trainer = Trainer(again.model, whole, train_dataset=data(), callbacks=[callback])
@@ -134,6 +134,7 @@ def test_training_that_is_taken_up_again_keeps_a_fresh_blocks_protection(tmp_pat
     for layer in callback.anchor.layers:
         A = layer.factor("A").detach().double()
         assert float((A @ layer.core.basis.double()).norm()) <= 2 * torch.finfo(torch.float32).eps * float(A.norm())
+        assert not torch.equal(layer.factor("B"), layer.start_factor("B"))  # it goes on training
 
 
 class Replaces(TrainerCallback):

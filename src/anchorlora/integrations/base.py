@@ -39,6 +39,7 @@ class CallbackBase:
         self.anchoring: dict[str, Any] = {"cores": cores, "wides": wides, "adapter_name": adapter_name, "history": history}
         self.anchor, self.own_anchor = anchor, anchor is not None
         self.stack = ExitStack()
+        self.chosen: list[Constraint] | None = None  # of the model before a checkpoint was loaded, where none are given
         self.active: list[ActiveConstraint] = []
 
     def begin(self, model: nn.Module, optimizer: Any) -> None:
@@ -48,7 +49,7 @@ class CallbackBase:
         if self.anchor is None or not (self.own_anchor or (again and self.anchor.replaced() is None)):
             self.anchor = Anchor.of(model, **self.anchoring)
         how: dict[str, Any] = {"check_every": self.check_every, "also_training": self.also_training}
-        constraints = constraints_for(self.anchor) if self.constraints is None else self.constraints
+        constraints = (self.chosen or constraints_for(self.anchor)) if self.constraints is None else self.constraints
         self.active = self.stack.enter_context(protect(optimizer, self.anchor, constraints, **how))
         needy = [type(c).__name__.strip("_") for c in self.active if type(c).loss is not ActiveConstraint.loss]
         if needy:

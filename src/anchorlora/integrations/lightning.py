@@ -61,6 +61,8 @@ class LightningProtection(CallbackBase, Callback):
         Raises:
             InvalidValue: No optimizer trains the factors, or several do.
         """
+        if self.constraints is None and trainer.global_step:
+            raise InvalidValue('a checkpoint does not say how its training began: give the constraints, such as [Retract("A"), ..]')
         anchor = (self.own_anchor and self.anchor) or Anchor.of(pl_module, **self.anchoring)
         holding = [optimizer for optimizer in trainer.optimizers if holds_factors(optimizer, anchor)]
         if len(holding) != 1:

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from anchorlora.adapters import activate
+from anchorlora.adapters import Anchor, activate
 from anchorlora.adapters.attach import DEFAULT
 from anchorlora.constraints import innermost
+from anchorlora.constraints.protect import constraints_for
 from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.integrations.base import CallbackBase
 from anchorlora.measurement.directions import Belief, Protected
@@ -118,6 +119,9 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
             if self.resumed is True:
                 self.resumed = get_last_checkpoint(trainer.args.output_dir)
             try:
+                self.chosen = None
+                if self.resumed and self.constraints is None:  # before the checkpoint is loaded, B is as training began
+                    self.chosen = constraints_for((self.own_anchor and self.anchor) or Anchor.of(trainer.model, **self.anchoring))
                 return train(*args, **kwargs)
             except BaseException as error:
                 self.release(error)
