@@ -210,6 +210,10 @@ def test_a_run_without_a_memory_and_two_with_one_are_refused(folded, data, tmp_p
     assert "was trained by a method that does not remember it" in capsys.readouterr().err
     assert taught(data, tmp_path / "out", "brake", new="questions", keep=[str(tmp_path / "other")], after=folded) == 2
     assert "brake continues from one memory" in capsys.readouterr().err
+    assert taught(data, tmp_path / "narrow", "fold-16", more=NARROW) == 0
+    for more in ((), ("--dry-run",)):
+        assert taught(data, tmp_path / "out", "fold-16", new="questions", keep=[str(tmp_path / "narrow")], more=more) == 2
+        assert "at fewer layers than are adapted now; give its --targets" in capsys.readouterr().err
     assert not (folded / "skill/after/cores.safetensors").exists()
     assert taught(data, tmp_path / "out", "inc-lora-hard", new="questions", keep=(), after=folded) == 2
     assert "was trained by a method that leaves none; give its text with --keep FILE" in capsys.readouterr().err

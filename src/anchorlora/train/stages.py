@@ -29,10 +29,11 @@ from typing import Any
 
 from torch import Tensor
 
-from anchorlora.adapters import read_adapter
+from anchorlora.adapters import lora_layers, read_adapter
 from anchorlora.adapters.kinds import without_empty
 from anchorlora.config import Recipe
 from anchorlora.constraints import AnswerSensitivity
+from anchorlora.constraints.sensitivity import INPUTS
 from anchorlora.continual.callback import RunCallback, Tell, telling
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import Scorer
@@ -127,10 +128,9 @@ def before(teaching: Teaching) -> None:
     """Write `before/`: the cores of what is kept, what the method remembers of it, and scores of the model as it was."""
     request, method, folder, session = teaching.request, teaching.method, teaching.folder, teaching.session
     recipe = default_recipe().changed(request.settings)
-    unfit = {each["name"]: each.get("unfit", ()) for each in rows_in(folder)}
-    kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns, unfit)]
     teaching.say(f"loading {request.base_model.model}")
     adapted, tokenizer = teaching.adapted(), session.tokenizer
+    kept = parts_of(request, method, rows_in(folder), adapted)
     if note := template_note(request.base_model, tokenizer, request.adapter):
         teaching.say(note)
     room = session.room(recipe.training.max_tokens)
@@ -185,6 +185,19 @@ def before(teaching: Teaching) -> None:
         tasks = {request.name: teaching.files, **{p.name: probes_in(temporary, p.name) for p in kept if p.probes}}
         scores = scored(session, adapted, tasks, recipe, teaching.say, teaching.tell)
         write_text(temporary / SCORES, json.dumps(scores))
+
+
+def parts_of(request: SkillRequest, method: Method, rows: Sequence[Mapping[str, Any]], adapted: Any) -> list[Kept]:
+    """Return everything that is kept; a memory of other layers than those that are adapted is refused."""
+    unfit = {each["name"]: each.get("unfit", ()) for each in rows}
+    kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns, unfit)]
+    for part in kept if method.reads_past else ():
+        if part.memory is not None and not all(f"{INPUTS}/{layer}" in part.memory for layer in lora_layers(adapted)):
+            raise InvalidValue(
+                f"{part.source} remembers what its answers depend on at fewer layers than are adapted now; give its --targets, or "
+                "keep its text with --keep FILE"
+            )
+    return kept
 
 
 def _write_own_text(teaching: Teaching, part: Kept, adapted: Any, room: int) -> None:

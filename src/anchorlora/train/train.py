@@ -67,6 +67,7 @@ from anchorlora.train.stages import (
     checkpoints,
     facts_in,
     files_of,
+    parts_of,
     rows_in,
     scores_in,
     targets_of,
@@ -123,7 +124,7 @@ def priced(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -
     files, session = files_of(request), _session(request)
     rows = _counted(request, files)
     began = price.clock()
-    session.adapted(request.adapter, targets=request.targets or ALL_LINEAR)
+    parts_of(request, method, rows, session.adapted(request.adapter, targets=request.targets or ALL_LINEAR))
     loading = price.clock() - began
     facts = {"targets": targets_of(request, session), "checkpointing": checkpoints(request, session)}
     recipe = request.recipe(out / SKILL, method, facts)
