@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from anchorlora.data import Encoder, ExactMatch, TextTask, examples_of, samples_of, token_ids
 from anchorlora.data.text import counted
+from anchorlora.data.thoughts import own_words
 from anchorlora.errors import InvalidValue
 from text_law import families, oracle
 from text_law.families import FAMILIES, KINDS, SERVED
@@ -303,6 +304,31 @@ def test_a_thought_in_content_is_refused_where_the_template_writes_an_empty_one_
     bold = {"role": "assistant", "content": "<b>two</b> and two"}  # no thought of this template
     (e,) = encoded({"messages": [ASKED, bold]}, tokenizer)
     assert (list(e.prompt), list(e.answer)) == oracle.turn(tokenizer, [ASKED, bold], 1)
+
+
+@pytest.mark.parametrize("template", ["THINKING", "OPENED", "CLOSED", "CHATML"])
+def test_a_call_in_content_is_the_answer_and_no_thought_though_the_template_has_its_tags(template):
+    tokenizer = copy.deepcopy(families.tokenizer("bytes"))
+    tokenizer.chat_template = getattr(families, template) + "{%- if tools %}<call></call>{%- endif %}"
+    call, other = '<call>\n{"name": "add", "x": 1}\n</call>', '<call>\n{"name": "delete"}\n</call>'
+    thought = {"reasoning_content": "two and two"} if template == "THINKING" else {}
+    for extra in ({}, thought):
+        (e,) = encoded({"messages": [ASKED, {"role": "assistant", "content": call} | extra]}, tokenizer)
+        assert e.example.label == call
+        assert [TASK.answer(said, e.example).scores["exact_match"] for said in (call, other, "")] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("prompt", ["<why></why>", ""])
+def test_a_tag_is_one_of_a_thought_where_the_template_closes_or_writes_one(prompt):
+    tokenizer = prepared("chatml", "bytes")
+    tokenizer.chat_template = FAMILIES["chatml"].replace("assistant\n'", f"assistant\n{prompt}'")
+    if not prompt:
+        tokenizer.chat_template = (
+            "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+            "{%- if m.thinking %}{{ '<why>' + m.thinking + '</why>' }}{%- endif %}{{ m.content + '<|im_end|>\n' }}{%- endfor %}"
+        )
+    assert own_words("<why>so</why> 4", tokenizer) == "4"
+    assert own_words("<b>so</b> 4", tokenizer) == "<b>so</b> 4"
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def apart(place: str, messages: Messages, tokenizer: Any) -> list[Mapping[str, A
     parted, template = list(messages), str(tokenizer.chat_template)
     for i, message in enumerate(messages):
         parts = THOUGHT.match(str(message["content"])) if message["role"] == "assistant" else None
-        if not parts or not (parts[1] in TAGS or re.search(f"</?{parts[1]}>", template)):
+        if not parts or parts[1] not in _tags(tokenizer, template):
             continue
         given = next((key for key in THOUGHTS if message.get(key)), None)
         if given is not None:
@@ -101,10 +101,26 @@ def apart(place: str, messages: Messages, tokenizer: Any) -> list[Mapping[str, A
 
 def own_words(content: str, tokenizer: Any) -> str:
     """Return a message's own words, without a thought that stands before them in the template's own tags."""
-    thought = re.match(r"\s*<(\w+)>.*?</\1>\s*", content, re.DOTALL)
-    if thought and f"</{thought[1]}>" in str(tokenizer.chat_template):
-        return content[thought.end() :].strip()
+    thought, template = THOUGHT.match(content), str(tokenizer.chat_template)
+    if thought and thought[1] in _tags(tokenizer, template) and f"</{thought[1]}>" in template:
+        return thought[3].strip()
     return content.strip()
+
+
+@lru_cache(maxsize=4)
+def _tags(tokenizer: Any, template: str) -> frozenset[str]:
+    """Tags of a thought: the usual ones, and those in which the template opens, closes or writes one; never those of a call."""
+    thought, asked, reply = "anchorlorawouldthink", {"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}
+    found = set(TAGS)
+    for said in ([], [reply], *([{**reply, key: thought}] for key in THOUGHTS)):
+        try:
+            text = rendered("", [asked, *said], tokenizer, asking=not said).partition(ASKED)[2]
+        except InvalidValue:
+            continue
+        closed = re.search(rf"<(\w+)>\s*(?:{thought}\s*)?</\1>\s*(?:{ANSWERED}|\Z)", text)
+        begun = closed or (None if said else OPENED.search(text))
+        found |= {begun[1]} if begun else set()
+    return frozenset(found)
 
 
 @lru_cache(maxsize=4)
