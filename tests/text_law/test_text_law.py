@@ -142,6 +142,43 @@ def test_a_call_that_is_all_of_an_answer_is_learned_and_words_that_the_template_
         encoded({"messages": [ASKED, called | {"content": "I will add."}], "tools": TOOLS}, tokenizer)
 
 
+INSIDE = "<think>\nso be it\n</think>\n\nI add."
+CALLING = {  # behind the answer's words, in place of the channel of answers, and before the words
+    "behind": families.THINKING,
+    "in place": families.CHANNELS.replace(
+        "{{- '<|channel|>final<|message|>' + m.content",
+        "{%- if m.tool_calls %}{{ ' to=add<|channel|>commentary' + (m.content or '') + (m.tool_calls | tojson) }}{%- endif %}"
+        "{{- '' if m.tool_calls else '<|channel|>final<|message|>' + m.content }}{{- ''",
+    ),
+    "before": families.FOLDED.replace(
+        "{{- m.content | trim",
+        "{%- if m.thinking and m.tool_calls %}{{ '<|start|>thought ' + m.thinking + '\n<start|>' }}{%- endif %}"
+        "{%- if m.tool_calls %}{{ 'call:' + (m.tool_calls | tojson) }}{%- endif %}{{ m.content | trim",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "extra"),
+    [
+        *((template, extra) for template in CALLING for extra in ({}, {"content": "I add."})),
+        *((template, {"reasoning_content": "so be it"}) for template in ("behind", "in place")),
+        *((template, {"content": INSIDE}) for template in ("behind", "in place")),
+        ("before", {"thinking": "so be it"}),
+    ],
+)
+def test_nothing_of_a_call_stands_before_the_label_wherever_the_template_writes_it(template, extra):
+    tokenizer = copy.deepcopy(families.tokenizer("bytes"))
+    tokenizer.chat_template = CALLING[template]
+    calls = {"role": "assistant", "content": "", "tool_calls": CALL} | extra
+    (e,) = encoded({"messages": [ASKED, calls]}, tokenizer)
+    said = tokenizer.decode(e.answer[:-1], skip_special_tokens=True)
+    assert "add" not in e.example.lead
+    assert "so be it" not in e.example.label
+    assert e.example.label.count('"x": 1') == 1
+    assert [TASK.answer(text, e.example).scores["exact_match"] for text in (said, said.replace("1", "3"), "")] == [1.0, 0.0, 0.0]
+
+
 def test_the_ends_of_a_generation_configuration_end_answers():
     tokenizer = prepared("chatml", "bytes")
     end = tokenizer.convert_tokens_to_ids("<|end|>")
@@ -432,6 +469,21 @@ def test_a_cut_prompt_keeps_all_of_the_system_message_and_the_turns_header(syste
     assert tokenizer.decode(e.answer) == "4<|im_end|>"
     assert len(e.prompt) + len(e.answer) == room
     assert tokenizer.decode(e.prompt).startswith(head)
+
+
+@pytest.mark.parametrize("family", ["no-end-of-turn", "chatml", "folded-system"])
+def test_a_prompt_that_is_one_token_too_long_keeps_its_head(family):
+    tokenizer = prepared(family, "bytes-bos")
+    tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template.replace("{{- bos_token or '' }}", "")
+    row = {"messages": [{"role": "user", "content": "zq one two"}, {"role": "assistant", "content": "4"}]}
+    (whole,) = encoded(row, tokenizer)
+    size = len(whole.prompt) + len(whole.answer)
+    assert encoded(row, tokenizer, max_tokens=size)[0] == whole
+    head = tokenizer.decode(whole.prompt).index("zq")
+    for less in (1, 2, 3):
+        (e,) = encoded(row, tokenizer, max_tokens=size - less)
+        assert (e.cut, len(e.prompt), e.answer) == (True, len(whole.prompt) - less, whole.answer)
+        assert tokenizer.decode(e.prompt)[:head] == tokenizer.decode(whole.prompt)[:head]
 
 
 def test_rows_are_counted_that_repeat_are_cut_have_no_answer_or_one_that_takes_all_the_room():

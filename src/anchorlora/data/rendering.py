@@ -12,6 +12,7 @@ answer that the tokenizer does not know is refused; one of a prompt is noted.
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,7 +93,7 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
         split = "template"
     answer = _stopped(place, read.ids[first:], encoder)
     lead = _decoded(tokenizer, read.ids[first : _first_after(read.offsets, start)])
-    too_long = len(read.ids) > encoder.max_tokens
+    too_long = first + len(answer) > encoder.max_tokens
     head = _first_after(read.offsets, _head(write, text, before)) if too_long else 0
     label = without_lead(_decoded(tokenizer, answer[:-1] if answer[-1] in stops else answer), lead)
     unknown = read.unknown(first + len(answer), own=reply)
@@ -120,6 +121,8 @@ def text_turn(example: Example, encoder: Encoder) -> Turn:
 
 def _start(write: Write, text: str, boundary: int, content: str, messages: Messages) -> int:
     """Where the answer's own words begin in a text: before what the template writes after any words, and as long as they are."""
+    if messages[-1].get("tool_calls"):
+        return _call_start(write, text, boundary, content, messages)
     try:
         marked = write([*messages[:-1], {**messages[-1], "content": ANSWERED}])
     except InvalidValue:
@@ -131,6 +134,27 @@ def _start(write: Write, text: str, boundary: int, content: str, messages: Messa
         return boundary + len(written) - len(content) if content else end
     lead = before[boundary:].rstrip() if before[:boundary] == text[:boundary] else ""
     return boundary + len(lead) if text.startswith(lead, boundary) else boundary
+
+
+def _call_start(write: Write, text: str, boundary: int, content: str, messages: Messages) -> int:
+    """Where an answer that calls tools begins in a text: after the thought that the template writes before any answer."""
+    thought = str(messages[-1]["content"]).rstrip().removesuffix(content)
+    reply = {key: value for key, value in messages[-1].items() if key != "tool_calls"} | {"content": thought + ANSWERED}
+    try:
+        plain, prompt = thoughts.joined("", text[:boundary], write([*messages[:-1], reply]), reply)
+    except InvalidValue:
+        plain, prompt = "", ""
+    lead = plain.rpartition(ANSWERED)[0][len(prompt) :]
+    lead = lead[: _alike(lead, text[boundary:])]
+    if re.match(r"\w\w", text[boundary + len(lead) - 1 : boundary + len(lead) + 1]):  # inside a word, as of "final" and "function"
+        lead = re.sub(r"\w+\Z", "", lead)
+    start = boundary + len(lead)
+    for key in thoughts.THOUGHTS:  # some templates write one beside calls alone
+        thought = str(messages[-1].get(key) or "").strip()
+        at = text.find(thought, start) if thought else -1
+        closed = re.compile(r"\s*(</\w+>|<\w+\|>)").match(text, at + len(thought)) if at >= 0 else None
+        start = closed.end() if closed else start
+    return start
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,4 +340,9 @@ def _head(write: Write, text: str, messages: Messages) -> int:
         head = write(other, asking=True).partition(ASKED)[0]
     except InvalidValue:
         return 0
-    return next((i for i, (ours, theirs) in enumerate(zip(head, text, strict=False)) if ours != theirs), min(len(head), len(text)))
+    return _alike(head, text)
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters at the beginning of two texts are the same."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
