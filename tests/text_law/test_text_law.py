@@ -1,6 +1,7 @@
 """One law for text, for seventeen families of templates, six kinds of tokenizers and drawn texts, against transformers itself."""
 
 import copy
+import json
 import re
 from contextlib import suppress
 
@@ -177,6 +178,45 @@ def test_nothing_of_a_call_stands_before_the_label_wherever_the_template_writes_
     assert "so be it" not in e.example.label
     assert e.example.label.count('"x": 1') == 1
     assert [TASK.answer(text, e.example).scores["exact_match"] for text in (said, said.replace("1", "3"), "")] == [1.0, 0.0, 0.0]
+
+
+AS_TEXT = families.THINKING.replace("(call.function.arguments | tojson)", "call.function.arguments")  # as DeepSeek-V3's
+AS_PAIRS = families.THINKING.replace(
+    "call.function.arguments | tojson", "call.function.arguments.items() | map('join', '=') | join"
+)
+ARGUMENTS = st.dictionaries(WORDS.map(str.strip), WORDS | st.integers() | st.booleans(), max_size=3)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (families.THINKING, False),
+        (families.TOOLED, False),
+        (AS_PAIRS, False),
+        (AS_TEXT, True),
+        (AS_TEXT.replace("+ call.function.arguments +", "~ call.function.arguments ~"), True),  # as Python writes an object
+    ],
+)
+def test_arguments_that_are_text_are_learned_as_the_object_that_they_hold(template, text):
+    tokenizer = prepared("thinking", "bytes")
+    tokenizer.chat_template = template
+
+    def rows(arguments):
+        called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
+        return [ASKED, called, {"role": "tool", "content": "3"}, {"role": "assistant", "content": "3"}]
+
+    @settings(max_examples=12, deadline=None, database=None)
+    @given(ARGUMENTS)
+    def law(arguments):
+        whole = json.dumps(arguments, ensure_ascii=False)
+        for held in (arguments, json.dumps(arguments, separators=(",", ":")), whole):
+            wanted = rows((held if isinstance(held, str) else whole) if text else arguments)
+            for e, i in zip(encoded({"messages": rows(held)}, tokenizer), (1, 3), strict=True):
+                assert (list(e.prompt), list(e.answer)) == oracle.turn(tokenizer, wanted, i)
+
+    law()
+    empty = [e.answer for e in encoded({"messages": rows({})}, tokenizer)]
+    assert text or [e.answer for e in encoded({"messages": rows("")}, tokenizer)] == empty
 
 
 def test_the_ends_of_a_generation_configuration_end_answers():

@@ -37,7 +37,11 @@ def rendered(
 
     def write() -> Any:
         as_read = _in_parts if _reads_parts(tokenizer, str(tokenizer.chat_template)) else dict
-        return tokenizer.apply_chat_template([*map(as_read, messages)], tokenize=False, add_generation_prompt=asking, **how)
+        chat: list[dict[str, Any]] = [as_read(message) for message in messages]
+        if any(message.get("tool_calls") for message in chat):
+            template = how.get("chat_template") or tokenizer.get_chat_template(tools=list(tools) or None)
+            chat = [_called(message, as_text=_reads_text(tokenizer, template)) for message in chat]
+        return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=asking, **how)
 
     try:
         text = _within(SECONDS, write)
@@ -71,6 +75,53 @@ def _reads_parts(tokenizer: Any, template: str) -> bool:
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+@lru_cache(maxsize=4)
+def _reads_text(tokenizer: Any, template: str) -> bool:
+    """Whether a template writes the arguments of a call that are text, and no object as JSON."""
+    arguments = {ASKED: ANSWERED}
+    call = {"id": "call00000", "type": "function", "function": {"name": ASKED, "arguments": arguments}}
+    asked: dict[str, Any] = {"role": "user", "content": ASKED}
+    chat = [asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
+
+    def written(*, as_text: bool) -> str:
+        called = [_called(message, as_text=as_text) for message in chat]
+        try:
+            return str(tokenizer.apply_chat_template(called, tokenize=False, chat_template=template))
+        except Exception:  # a template is a program of its own and raises what it likes
+            return ""
+
+    objects = written(as_text=False)
+    return (not objects or str(arguments) in objects) and json.dumps(arguments) in written(as_text=True)
+
+
+def _called(message: Mapping[str, Any], *, as_text: bool) -> dict[str, Any]:
+    """A message whose calls have their arguments as an object, whichever way the row gives them, or as text."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, (list, tuple)):
+        return dict(message)
+    turned = []
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and "name" in function:
+            function = {**function, "arguments": _arguments(function.get("arguments"), as_text=as_text)}
+            call = {**call, "function": function} if "function" in call else function
+        turned.append(call)
+    return {**message, "tool_calls": turned}
+
+
+def _arguments(given: Any, *, as_text: bool) -> Any:
+    """The arguments of a call as an object, or as text; text that holds no object stands as it is."""
+    if as_text:
+        return given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return {}
+    try:
+        read = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        return given
+    return read if isinstance(read, dict) else given
 
 
 def _dated(template: str, clock: datetime) -> str:
