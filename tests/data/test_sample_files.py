@@ -48,6 +48,25 @@ def test_chats_keep_their_messages_in_parquet_and_saved_datasets(tmp_path):
         assert contents(data) == [tuple(chat)]
 
 
+def test_keys_that_arrow_adds_to_calls_and_tools_are_not_read(tmp_path):
+    rows = []
+    for name, arguments in (("weather", {"city": "Paris"}), ("add", {"a": [1, None], "b": {"c": 2}}), ("stop", {"b": {"d": 0}})):
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        tool = {"type": "function", "function": {"name": name, "parameters": {key: {"type": key} for key in arguments}}}
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        rows.append({"messages": [{"role": "user", "content": "q"}, said], "tools": [tool]})
+    dataset = Dataset.from_list(rows)
+    dataset.to_parquet(str(tmp_path / "a.parquet"))
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    for data in (tmp_path / "a.parquet", tmp_path / "saved", dataset):
+        assert [[*map(dict, sample.content)] for sample in read_samples(data)] == [row["messages"] for row in rows]
+        assert [[*sample.tools] for sample in read_samples(data)] == [row["tools"] for row in rows]
+    null = {"function": {"name": "add", "arguments": {"a": None}}}
+    rows[0]["messages"][1]["tool_calls"] = [null]
+    write_lines(tmp_path / "a.jsonl", rows)
+    assert read_samples(tmp_path / "a.jsonl")[0].content[1]["tool_calls"] == [null]
+
+
 def test_places_are_lines_where_a_file_has_them(tmp_path):
     write_lines(tmp_path / "a.jsonl", ROWS)
     Dataset.from_list(ROWS).to_csv(str(tmp_path / "a.csv"))

@@ -33,7 +33,8 @@ def read_samples(
     if isinstance(data, Mapping):
         raise InvalidValue(f"data has several parts ({', '.join(map(str, data))}); give the rows of one of them")
     if not isinstance(data, (str, Path)):
-        return samples_of(_numbered("data", data), source="data", column=column, limit=limit)
+        rows = map(_without_nulls, data) if hasattr(data, "features") else data  # a data set of `datasets`, or rows alone
+        return samples_of(_numbered("data", rows), source="data", column=column, limit=limit)
     return list(samples_in(str(data), column=column, limit=limit))
 
 
@@ -176,11 +177,24 @@ def _foreign(path: Path | str, opened: Any, *, remedy: str = f"data is {KINDS}")
         rows = opened()
         if not isinstance(rows, Mapping):
             for number, row in enumerate(rows, 1):
-                yield f"{path}, row {number}", row
+                yield f"{path}, row {number}", _without_nulls(row)
             return
     except Exception as error:
         raise InvalidValue(f"{path}: not readable after row {number}: {message_of(error):.200}; {remedy}") from None
     raise InvalidValue(f"{path} holds several splits ({', '.join(rows)}); give one of them, as {path}/{next(iter(rows), 'train')}")
+
+
+def _without_nulls(row: Any) -> Any:
+    """A row without the keys that Arrow adds to the objects of a list, which it gives all keys of all of them."""
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: kept(inner) for name, inner in value.items() if inner is not None}
+        return [kept(inner) for inner in value] if isinstance(value, list) else value
+
+    if not isinstance(row, Mapping):
+        return row
+    return {name: kept(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
 def _library(path: Path | str) -> Any:
