@@ -122,6 +122,15 @@ def test_sharegpt_in_openais_names(tmp_path):
     assert len(samples) == 2
 
 
+@pytest.mark.parametrize("words", [{"content": None}, {}])
+def test_a_call_without_words_is_read_in_openais_names(tmp_path, words):
+    calls = [{"type": "function", "function": {"name": "add", "arguments": "{}"}}]
+    rows = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", **words, "tool_calls": calls}]}]
+    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+    (sample,) = described(tmp_path, rows, formatting="openai", columns={"messages": "messages"}, tags=tags)
+    assert sample.content[1] == {"role": "assistant", "content": "", "tool_calls": calls}
+
+
 def test_a_data_set_of_the_hub_has_its_split(tmp_path):
     layouts.write_json(tmp_path / "dataset_info.json", {"a": {"hf_hub_url": "org/name", "split": "dev"}})
     assert sources_in(tmp_path)["a"].train == "org/name:dev"

@@ -189,6 +189,8 @@ def _of_speaker(place: str, where: str, turn: Mapping[str, Any]) -> Message:
     role = SPEAKERS.get(speaker) if isinstance(speaker, str) else None
     if role is None:
         raise InvalidValue(f"{place}: from {speaker!r:.40} of {where} is not known; it is one of {', '.join(SPEAKERS)}")
+    if words is None and turn.get("tool_calls"):
+        words = ""  # as servers write a call without words
     if not isinstance(words, str):
         raise InvalidValue(f"{place}: value of {where} must be text, not {kind_of(words)}")
     message = {"role": role, "content": words} | {key: value for key, value in turn.items() if key not in ("from", "value")}
