@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from anchorlora.data import Encoder, ExactMatch, TextTask, examples_of, samples_of, token_ids
+from anchorlora.data import Encoder, ExactMatch, TextTask, examples_of, rendering, samples_of, token_ids
 from anchorlora.data.text import counted
 from anchorlora.data.thoughts import own_words
 from anchorlora.errors import InvalidValue
@@ -217,6 +217,31 @@ def test_arguments_that_are_text_are_learned_as_the_object_that_they_hold(templa
     law()
     empty = [e.answer for e in encoded({"messages": rows({})}, tokenizer)]
     assert text or [e.answer for e in encoded({"messages": rows("")}, tokenizer)] == empty
+
+
+@pytest.mark.parametrize("family", ["thinking", "tools-in-brackets"])
+def test_renderings_of_a_row_grow_as_its_turns_and_not_as_their_square(family, monkeypatch):
+    tokenizer, count = prepared(family, "bytes"), []
+    write = rendering.rendered
+    monkeypatch.setattr(rendering, "rendered", lambda *args, **how: count.append(1) or write(*args, **how))
+
+    def renderings(turns):
+        count.clear()
+        called = [{"role": "assistant", "content": "", "tool_calls": CALL}, {"role": "tool", "content": "3"}]
+        encoded({"messages": [ASKED, *called * turns, {"role": "assistant", "content": "3"}]}, tokenizer, max_tokens=9999)
+        return len(count)
+
+    assert renderings(8) - renderings(6) == renderings(6) - renderings(4)
+
+
+def test_a_result_that_the_template_drops_once_the_user_goes_on_is_refused():
+    tokenizer = prepared("thinking", "bytes")
+    tokenizer.chat_template = families.THINKING.replace("m.role == 'tool' %}", "m.role == 'tool' and loop.index0 > ns.last %}")
+    said = {"role": "assistant", "content": "3"}
+    rows = [ASKED, {"role": "assistant", "content": "", "tool_calls": CALL}, {"role": "tool", "content": "3"}, said]
+    assert len(encoded({"messages": rows}, tokenizer)) == 2
+    with pytest.raises(InvalidValue, match=r"does not write message 3 \(role 'tool'\)"):
+        encoded({"messages": [*rows, ASKED, said]}, tokenizer)
 
 
 def test_the_ends_of_a_generation_configuration_end_answers():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from anchorlora.data.forms.base import SPEAKERS
@@ -35,6 +37,17 @@ def refuse_dropped(
         except InvalidValue:
             return False
 
+    before = max(learned, default=0)
+
+    @cache
+    def as_before() -> bool:
+        """Whether the messages before the last earlier answer are written as they were there, where they were checked."""
+        for asking in (True, False):
+            with suppress(InvalidValue):
+                if whole.startswith(write(messages[:before], tools=tools, asking=asking)):
+                    return True
+        return False
+
     position = 0
     for number, message in enumerate(messages, 1):
         role, last = message["role"], number == len(messages)
@@ -45,7 +58,7 @@ def refuse_dropped(
             words = re.sub(r"\A\s*<(\w+)>.*?</\1>\s*", "", words, flags=re.DOTALL)
             every = re.sub(r"</?\w+>", " ", every)
         at, length = _found(words, text, position)
-        if at < 0 or role not in ("user", "assistant"):
+        if at < 0 or (role not in ("user", "assistant") and not (number <= before and as_before())):
             other = {**message, "content": f"{ANSWERED} {words}"}
             if same(*messages[: number - 1], other, *messages[number:]):
                 raise InvalidValue(
@@ -69,7 +82,7 @@ def refuse_dropped(
                 continue
             without = {name: inner for name, inner in message.items() if name != key}
             lost = key not in THOUGHTS and _lost(value, text) is not None
-            if lost or same(*messages[: number - 1], without, *messages[number:]):
+            if lost or (not (number <= before and as_before()) and same(*messages[: number - 1], without, *messages[number:])):
                 if key in THOUGHTS and str(value).strip() in text and text != whole:
                     continue  # written into the thought that the template opens
                 raise InvalidValue(
