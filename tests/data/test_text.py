@@ -1,5 +1,6 @@
 """Tasks of free text: which rows become which prompts, answers and tokens, and what is held out."""
 
+import copy
 import json
 import tracemalloc
 
@@ -8,6 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import models
+from anchorlora.config import TaskSettings
+from anchorlora.continual.data import TaskData
 from anchorlora.data import Encoder, Example, TextFiles, TextSource
 from anchorlora.data.metrics import METRICS, Answer, metric_named
 from anchorlora.errors import AnchorloraError, InvalidValue
@@ -130,6 +133,42 @@ def test_the_answers_decide_the_metrics(rows, metrics, labels, tmp_path):
     assert [metric.name for metric in task.metrics] == metrics
     assert task.labels == labels
     assert task.answered is bool(metrics)
+
+
+def chat_of(asked, **said):
+    return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", **said}]}
+
+
+CALLS = [{"type": "function", "function": {"name": "hi", "arguments": {}}}]
+BEGUN = {"role": "assistant", "content": "now "}
+
+
+@pytest.mark.parametrize(
+    ("row", "labels"),
+    [
+        (lambda asked, said: {"prompt": asked, "completion": f" {said}<end>"}, ("hi", "hello")),
+        (lambda asked, said: chat_of(asked, content=f"{said}<end>"), ("hi", "hello")),
+        (
+            lambda asked, said: {
+                "prompt": [{"role": "user", "content": asked}, BEGUN],
+                "completion": [{"role": "assistant", "content": said}],
+            },
+            ("hi", "hello"),
+        ),
+        (lambda asked, said: chat_of(asked, content="" if said == "hi" else said, tool_calls=CALLS), ()),
+    ],
+    ids=["end", "end-of-chat", "begun", "calls"],
+)
+def test_labels_are_what_answers_are_compared_with(row, labels, tokenizer, tmp_path):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = TEMPLATE.replace("m.content }}", "m.content }}{{ (m.tool_calls or '') | string }}")
+    source = files(tmp_path, [row(f"{i} + 2", ["hi", "hello"][i % 2]) for i in range(20)])
+    encoder = Encoder(tokenizer, max_tokens=400)
+    task = TaskData.of(source, encoder, TaskSettings(), ["t"], 0).tasks["t"]
+    assert sorted(task.labels) == sorted(labels)
+    for e in source.encoded("t", "train", encoder):
+        answer = task.answer(tokenizer.decode(e.answer[:-1], skip_special_tokens=True), e.example)
+        assert (answer.label, answer.scores["exact_match"]) == (e.example.label, 1.0)
 
 
 def test_rows_are_read_one_by_one_whatever_the_size_of_the_file(tmp_path):

@@ -69,7 +69,8 @@ class TaskData:
             reader = partial(samples_in, mixed=True)  # of several kept things
             past = TextFiles({OLD_TEXT: TextSource(old_text, test=old_text, reader=reader)})  # none is held out
             old = encoder.encode(past.task(OLD_TEXT), past.examples(OLD_TEXT, "train"))
-        data = cls(tuple(order), seed, {name: source.task(name) for name in order}, {}, {}, old)
+        tasks = {name: source.task(name, encoder) if isinstance(source, TextFiles) else source.task(name) for name in order}
+        data = cls(tuple(order), seed, tasks, {}, {}, old)
         for name, task in data.tasks.items():
             if isinstance(source, TextFiles) and limits.tested_on == "test":
                 bars = [partial(tell, f"encoding {name}: {part}") if tell else None for part in ("training", "test")]

@@ -15,7 +15,7 @@ from anchorlora.data.rendering import Turn
 from anchorlora.data.sample_files import facts_of_data, lines_in, samples_in
 from anchorlora.data.samples import Example, Sample, examples_of
 from anchorlora.data.spool import EncodedExamples
-from anchorlora.data.text import TextTask, counted, counting, fitted
+from anchorlora.data.text import TextTask, counted, counting, fitted, turn_of
 from anchorlora.errors import InvalidValue, UnknownName
 
 MOST_LABELS = 50
@@ -60,8 +60,8 @@ class TextFiles:
         """Return the same tasks without access to any test file."""
         return TextFiles(self.sources, testing=False)
 
-    def task(self, name: str) -> TextTask:
-        """Return a task by its name; its training rows are read to find out what its answers are."""
+    def task(self, name: str, encoder: Encoder | None = None) -> TextTask:
+        """Return a task by its name; its training rows are read to find out what its answers are, as tokens of an encoder."""
         source = self._source(name)
         if source.test is None or name in self._listed:
             answers = self._listing(name).answers
@@ -77,7 +77,7 @@ class TextFiles:
         if metrics is None:
             metrics = () if answers.plain else (ExactMatch(),) if answers.labels else (TokenF1(), ExactMatch())
         refuse_uninstalled(metrics)
-        return TextTask(name, answers.labels, metrics, source.max_new_tokens)
+        return TextTask(name, answers.labels if encoder is None else answers.read(encoder), metrics, source.max_new_tokens)
 
     def examples(self, name: str, split: str, *, limit: int | None = None) -> Iterator[Example]:
         """Yield the examples of a split; files are read as far as they are asked for."""
@@ -213,6 +213,7 @@ class _Answers:
 
     def __init__(self) -> None:
         self.counts: dict[str, int] | None = {}  # None once an answer is no label
+        self.firsts: dict[str, Example] = {}  # the first example of each
         self.examples = 0
         self.plain = False  # whether the rows are plain text
 
@@ -224,7 +225,9 @@ class _Answers:
         self.plain = self.examples == 1 and not example.sentence and not example.messages
         label = example.label.strip()
         self.counts[label] = self.counts.get(label, 0) + 1
-        if self.plain or len(label.split()) > LABEL_WORDS or len(self.counts) > MOST_LABELS:
+        self.firsts.setdefault(label, example)
+        called = example.reply is not None and example.reply.get("tool_calls")
+        if called or self.plain or len(label.split()) > LABEL_WORDS or len(self.counts) > MOST_LABELS:
             self.counts = None
 
     @property
@@ -232,3 +235,14 @@ class _Answers:
         """The labels, by first appearance; none if the answers are texts."""
         counts = self.counts or {}
         return tuple(counts) if 2 <= len(counts) <= self.examples / PER_LABEL else ()
+
+    def read(self, encoder: Encoder) -> tuple[str, ...]:
+        """Return the labels as answers are compared, which a tokenizer and a template may write otherwise."""
+        read = tuple(dict.fromkeys(self._read(label, encoder) for label in self.labels))
+        return read if len(read) > 1 else ()
+
+    def _read(self, label: str, encoder: Encoder) -> str:
+        try:
+            return turn_of(self.firsts[label], encoder).label
+        except InvalidValue:  # of this example; it is refused with its tokens
+            return label

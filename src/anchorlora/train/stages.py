@@ -266,7 +266,7 @@ def scored(
     evaluation, found = recipe.evaluation, {}
     for name, files in tasks.items():
         say(what := f"testing {name}")
-        task = files.task(name)
+        task = files.task(name, encoder)
         examples = files.encoded(name, "test", encoder, limit=recipe.tasks.test_limit)
         longest = max(examples.lengths) + (task.max_new_tokens or evaluation.max_new_tokens)
         unpacked = unpackable(adapted, longest_first(examples), longest=longest)
