@@ -89,6 +89,28 @@ def test_prompt_and_completion_are_tokenized_once_and_end_once(kind):
     law()
 
 
+@pytest.mark.parametrize("family", ["folded-system", "dated", "opened-thought"])
+@pytest.mark.parametrize("kind", ["bytes-bos", "metaspace-bos", "byte-fallback-bos", "stripping-bos"])
+def test_rendered_text_that_begins_as_the_tokenizer_does_begins_once(family, kind):
+    tokenizer = prepared(family, kind)
+    messages = [{"role": "user", "content": "zq one two"}, {"role": "assistant", "content": "4"}]
+    prompt = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+    read = tokenizer(prompt, add_special_tokens=False).input_ids
+    assert read.count(tokenizer.bos_token_id) == 1
+    encoder = Encoder(tokenizer, max_tokens=4000)
+    assert encoder.prompt(prompt) == tuple(read)
+    row = {"prompt": prompt, "completion": "4<|end|>"}
+    (e,) = encoded(row, tokenizer)
+    assert e.prompt == tuple(read)
+    (cut,) = encoded(row, tokenizer, max_tokens=len(e.prompt) + len(e.answer) - 3)
+    assert cut.prompt == (*e.prompt[:1], *e.prompt[4:])
+    (plain,) = encoded({"text": prompt + "4"}, tokenizer)
+    assert plain.prompt == (tokenizer.bos_token_id,)
+    assert (*plain.prompt, *plain.answer) == (*tokenizer(prompt + "4", add_special_tokens=False).input_ids, tokenizer.eos_token_id)
+    bare = prompt.removeprefix(tokenizer.bos_token)
+    assert encoder.prompt(bare) == tuple(tokenizer(bare).input_ids)
+
+
 @pytest.mark.parametrize("kind", KINDS + SERVED)
 def test_a_chat_is_the_same_tokens_in_every_form_of_row(kind):
     tokenizer = prepared("chatml", kind)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from anchorlora.data.metrics import Answer, ExactMatch, Metric, read_answer, scored
@@ -153,11 +154,22 @@ class Encoder:
         """Return the examples of a task as tokens, in order."""
         return EncodedExamples(task.encoded(self, examples))
 
+    @cached_property
+    def beginning(self) -> tuple[int, ...]:
+        """The tokens that the tokenizer adds before a text."""
+        alone, read = (list(self.tokenizer("a", add_special_tokens=each, verbose=False).input_ids) for each in (False, True))
+        return tuple(next((read[:at] for at in range(len(read)) if read[at : at + len(alone)] == alone), []))
+
+    def begins(self, text: str) -> bool:
+        """Return True if a text begins with what the tokenizer would add before it, as rendered text often does."""
+        written = "".join(self.tokenizer.convert_ids_to_tokens(list(self.beginning)))
+        return bool(written) and text.startswith(written)
+
     def prompt(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a prompt, with the tokenizer's own beginning-of-sequence token, if it adds
+        """Return the tokens of a prompt, with the tokenizer's own beginning-of-sequence token, once, if it adds
         one, and without an end.
         """
-        ids = list(self.tokenizer(text, verbose=False).input_ids)
+        ids = list(self.tokenizer(text, add_special_tokens=not self.begins(text), verbose=False).input_ids)
         while ids and ids[-1] == self.end:
             ids.pop()
         return tuple(ids)

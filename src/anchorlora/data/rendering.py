@@ -103,7 +103,8 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
 def text_turn(example: Example, encoder: Encoder) -> Turn:
     """Return prompt and answer as tokens, as they stand, with the tokenizer's own beginning and one end."""
     prompt, answer, tokenizer, end = example.sentence, example.label, encoder.tokenizer, encoder.end
-    read = _Reading.of(example.place, prompt + answer, len(prompt), tokenizer, special=True)
+    begun = encoder.begins(prompt + answer)
+    read = _Reading.of(example.place, prompt + answer, len(prompt), tokenizer, special=not begun)
     ids, offsets = read.ids, read.offsets
     while len(ids) > 1 and ids[-1] == end and offsets[-1][0] == offsets[-1][1]:
         del ids[-1], offsets[-1]  # some tokenizers end what they read
@@ -114,7 +115,7 @@ def text_turn(example: Example, encoder: Encoder) -> Turn:
         return Turn("", tuple(ids[:kept]), tuple(ids[kept:]), 0, "", answer)
     read, first, split = read.served(read.first)
     said = _stopped(example.place, read.ids[first:], encoder)
-    head = next((i for i, (a, b) in enumerate(read.offsets) if a != b), 0)
+    head = len(encoder.beginning) if begun else next((i for i, (a, b) in enumerate(read.offsets) if a != b), 0)
     label = _decoded(tokenizer, said[:-1] if said[-1] in encoder.stops else said).strip()
     return Turn(prompt, tuple(read.ids[:first]), said, head, "", label, read.unknown(first + len(said), own=answer), split)
 
