@@ -313,6 +313,50 @@ def test_a_message_that_the_prompt_begins_is_continued(family):
     assert e.example.label == "four"
 
 
+@pytest.mark.parametrize("family", ["chatml", "thinking", "opened-thought", "folded-system", "pipes", "dated", "channels"])
+def test_a_beginning_that_the_template_trims_or_writes_anew_is_continued_where_the_completion_begins(family):
+    tokenizer = prepared(family, "bytes")
+
+    @settings(max_examples=25, deadline=None, database=None)
+    @given(
+        st.sampled_from(
+            ["\n", " ", "\nIt is", "It", "It  ", "<think>\n\n</think>\n\n", "<think>\nhm\n</think>\n\nIt", "<think>\nhm"]
+        ),
+        WORDS,
+    )
+    def law(begun, said):
+        said = f"\n</think>\n\n{said.strip()}" if begun.endswith("hm") else said
+        reply = [{"role": "assistant", "content": begun}], [{"role": "assistant", "content": said}]
+        (e,) = encoded({"prompt": [ASKED, *reply[0]], "completion": reply[1]}, tokenizer)
+        asked = tokenizer.apply_chat_template([ASKED], tokenize=False, add_generation_prompt=True)
+        prompt, answer = tokenizer.decode(e.prompt), tokenizer.decode(e.answer)
+        assert prompt.startswith(asked)
+        assert "".join(prompt.split()).endswith("".join(begun.split()))
+        assert answer.strip().startswith(said.strip())
+        spoken = tokenizer.decode(e.answer[:-1], skip_special_tokens=True)
+        assert TASK.answer(spoken, e.example).scores["exact_match"] == 1.0
+
+    law()
+
+
+def test_a_beginning_that_the_template_goes_on_from_itself_or_puts_behind_a_call_is_refused_in_one_line():
+    tokenizer = prepared("chatml", "bytes")
+    tokenizer.chat_template = FAMILIES["chatml"].replace("m.content", "m.content | replace('is ', 'is so ')")
+    begun, said = {"role": "assistant", "content": "It is "}, {"role": "assistant", "content": "four"}
+    refusal = (
+        r"row 1: message 2 \(role 'assistant'\) begins in the prompt with 'It is.*', .* one after the other; give the rendered"
+    )
+    with pytest.raises(InvalidValue, match=refusal):
+        encoded({"prompt": [ASKED, begun], "completion": [said]}, tokenizer)
+    tokenizer.chat_template = CALLING["before"]
+    with pytest.raises(InvalidValue, match=refusal):
+        encoded({"prompt": [ASKED, begun], "completion": [said | {"tool_calls": CALL}]}, tokenizer)
+    tokenizer.chat_template = CALLING["behind"]
+    (e,) = encoded({"prompt": [ASKED, begun], "completion": [said | {"tool_calls": CALL}]}, tokenizer)
+    assert tokenizer.decode(e.prompt).endswith("It is ")
+    assert e.example.label.startswith("four\n<call>add")
+
+
 @pytest.mark.parametrize("family", ["chatml", "folded-system", "brackets", "default-system"])
 def test_a_long_prompt_keeps_what_comes_before_the_users_words(family):
     tokenizer = prepared(family, "bytes-bos")

@@ -83,7 +83,9 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
     start = _start(write, text, boundary, thoughts.own_words(content, tokenizer), messages)
     refuse_dropped(place, messages, text, write, example.tools, whole=whole, learned=example.learned)
     if example.continued:
-        boundary = start = text.index(content[: example.continued], start) + example.continued
+        where = f"{place}: message {len(messages)} (role 'assistant')"
+        boundary = _goes_on(where, text, (boundary, start, _end(write, text, messages)), content, example.continued)
+        start = max(start, boundary)
     read = _Reading.of(place, text, boundary, tokenizer, special=False)
     first = read.first
     while first < len(read.ids) and read.offsets[first][0] < boundary and read.ids[first] in tokenizer.get_added_vocab().values():
@@ -128,13 +130,39 @@ def _start(write: Write, text: str, boundary: int, content: str, messages: Messa
         marked = write([*messages[:-1], {**messages[-1], "content": ANSWERED}])
     except InvalidValue:
         return max(text.rfind(content, boundary), boundary)
-    before, _, tail = marked.rpartition(ANSWERED)
-    end = len(text) - len(tail) if text.endswith(tail) else len(text)
+    before, end = marked.rpartition(ANSWERED)[0], _end(write, text, messages)
     written = text[boundary:end].rstrip()
     if written.endswith(content):
         return boundary + len(written) - len(content) if content else end
     lead = before[boundary:].rstrip() if before[:boundary] == text[:boundary] else ""
     return boundary + len(lead) if text.startswith(lead, boundary) else boundary
+
+
+def _end(write: Write, text: str, messages: Messages) -> int:
+    """Where the answer's words end in a text: before what the template writes after any words."""
+    try:
+        tail = write([*messages[:-1], {**messages[-1], "content": ANSWERED}]).rpartition(ANSWERED)[2]
+    except InvalidValue:
+        tail = ""
+    return len(text) - len(tail) if text.endswith(tail) else len(text)
+
+
+def _goes_on(where: str, text: str, places: tuple[int, int, int], content: str, given: int) -> int:
+    """Where a message goes on that the prompt begins, from its end on; templates write blanks and thoughts before it anew."""
+    prompt, start, end = places
+    begun, rest = content[:given], content[given:]
+    seen, found = "".join(begun.split()), []
+    for words in (rest, rest.rstrip(), rest.lstrip(), rest.strip()):
+        at = end - len(words)
+        before, own = ("".join(text[since:at].split()) for since in (0, start))
+        if at >= prompt and text.endswith(words, 0, end) and before.endswith(seen) and seen.endswith(own):
+            found.append(at)
+    if not found:
+        raise InvalidValue(
+            f"{where} begins in the prompt with {begun!r:.40}, and the tokenizer's chat template does not write its words and the "
+            "completion's one after the other; give the rendered text as prompt and completion"
+        )
+    return next((at for at in found if text.endswith(begun, 0, at)), found[0])
 
 
 def _call_start(write: Write, text: str, boundary: int, content: str, messages: Messages) -> int:
