@@ -85,7 +85,7 @@ DEFAULTS = {
     EffectiveSparsity: {"strength": 1e-6},
     Distillation: {"strength": 1.0, "temperature": 2.0, "on": "new"},
     FisherAnchor: {"strength": 1e4, "examples": 500},
-    AnswerSensitivity: {"examples": 64, "inputs": 64, "outputs": 32, "seed": 0},
+    AnswerSensitivity: {"examples": 64, "inputs": 64, "outputs": 32, "seed": 0, "alike": False},
     SensitiveCore: {"energy": 0.93, "at_least": 4, "at_most": 20},
     KroneckerBrake: {"strength": 100.0},
     GradientStart: {"examples": 64, "first_task": 2, "principal": 0.0},

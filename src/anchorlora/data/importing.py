@@ -38,9 +38,7 @@ PARTS = ("labels.json", "train.json", "test.json")
 
 
 def import_benchmark(source: str, to: Path) -> dict[str, Any]:
-    """Copy a benchmark into a new folder. Every copied split is read and its labels are checked first; a failed import leaves
-    nothing behind.
-    """
+    """Copy a benchmark into a new folder, once every split is read and its labels are checked; a failure leaves nothing."""
     if to.exists():
         raise InvalidValue(f"{to} exists already; import into a new folder")
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -82,9 +80,7 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
 
 
 def verify_benchmark(root: Path) -> dict[str, str]:
-    """Return the kind of every file of a benchmark folder. The kind is the one that the manifest declares where the bytes agree,
-    else that of the official list.
-    """
+    """Return the kind of every file of a benchmark folder: the manifest's where the bytes agree, else the official list's."""
     manifest = Manifest.beside(root)
     present = set(_present(root))
     if (root / INSTRUCTIONS_FILE).is_file() and INSTRUCTIONS_FILE in manifest.files:

@@ -166,9 +166,7 @@ class Encoder:
         return bool(written) and text.startswith(written)
 
     def prompt(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a prompt, with the tokenizer's own beginning-of-sequence token, once, if it adds
-        one, and without an end.
-        """
+        """Return the tokens of a prompt, with the tokenizer's own beginning once, if it adds one, and without an end."""
         ids = list(self.tokenizer(text, add_special_tokens=not self.begins(text), verbose=False).input_ids)
         while ids and ids[-1] == self.end:
             ids.pop()
@@ -180,9 +178,7 @@ class Encoder:
 
 
 def longest(size: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest n <= size with fits(n), by bisection. More characters may now and then take fewer tokens; a neighboring n
-    that fits is found then.
-    """
+    """Return the largest n <= size with fits(n), by bisection; where fewer do not always fit, a neighboring one."""
     low, high = 0, size
     while low < high:
         middle = (low + high + 1) // 2

@@ -171,9 +171,7 @@ _OWN = threading.local()  # the worker of each thread
 
 
 def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
-    """Return the tokens at which a server stops: the tokenizer's end, others that are given, and the end of
-    the assistant's turn.
-    """
+    """Return the tokens at which a server stops: the tokenizer's end, those given, and the end of the assistant's turn."""
     stops = {int(end) for end in ends}
     if tokenizer.eos_token_id is not None:
         stops.add(int(tokenizer.eos_token_id))

@@ -41,9 +41,7 @@ def leaving_out(head: nn.Linear) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def of_own_rows(model: Any) -> Iterator[None]:
-    """Let a head in bfloat16 read copies of the rows that it is given: of a view, as after a prompt is read, torch's CPU kernel
-    copies the whole head for each row.
-    """
+    """Let a head in bfloat16 read copies of its rows: of a view, torch's CPU kernel copies the whole head for each row."""
     head = next((part.get_output_embeddings() for part in model.modules() if isinstance(part, PreTrainedModel)), None)
     if head is None:
         yield
