@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 from anchorlora.data import Encoder, TextTask, examples_of, samples_of, templates, token_ids
 from anchorlora.data.rendering import without_lead
 from anchorlora.data.templates import refuse_deaf, rendered, stop_ids
+from anchorlora.data.thoughts import answered
 from anchorlora.embedded import folder
 from anchorlora.errors import InvalidValue
 
@@ -106,3 +107,19 @@ def test_an_answer_ends_at_the_end_of_the_turn_where_that_is_not_the_tokenizers_
 def test_a_thought_in_place_of_the_templates_empty_one_does_not_hide_the_answer():
     lead = "<think>\n\n</think>\n\n"
     assert without_lead(lead + "4", lead) == without_lead("<think>\nlong\n</think>\n\n4", lead) == without_lead("4", lead) == "4"
+
+
+@pytest.mark.parametrize(
+    ("text", "lead", "gold", "words"),
+    [
+        ("<think>\ntwo and two\n</think>\n4", "", "4", "4"),  # a model that thinks, where the template writes nothing
+        ("<think>\na\n</think>\n4", "", "<think>b</think>4", "<think>\na\n</think>\n4"),  # a thought that is the answer's own
+        ("<b>4</b> is right", "", "4", "<b>4</b> is right"),
+        ("analysisa sumassistantfinal4", "final", "4", "4"),  # thoughts in a channel, as the tokenizer writes it without marks
+        ("analysistwo and twoassistantfinal4", "analysisa sumassistantfinal", "4", "4"),
+        ("final4", "analysisa sumassistantfinal", "4", "4"),
+        ("the final 4", "final", "4", "the final 4"),
+    ],
+)
+def test_a_thought_of_the_models_own_is_no_part_of_what_it_answers(text, lead, gold, words):
+    assert answered(text, lead, gold) == words

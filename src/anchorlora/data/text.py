@@ -22,7 +22,7 @@ from anchorlora.data.prompts import Encoder
 from anchorlora.data.rendering import Turn, chat_ids, chat_turn, text_turn
 from anchorlora.data.samples import Example, Sample, examples_of
 from anchorlora.data.spool import Encoded
-from anchorlora.data.thoughts import without_lead
+from anchorlora.data.thoughts import answered
 from anchorlora.errors import InvalidValue
 
 SHOWN = 10  # characters that a tokenizer does not know
@@ -45,7 +45,8 @@ class TextTask:
 
     def answer(self, text: str, example: Example) -> Answer:
         """Return what a generated text answers, with its scores."""
-        gold, text = example.label.strip(), without_lead(text, example.lead)
+        gold = example.label.strip()
+        text = answered(text, example.lead, gold)
         if self.labels:
             return scored(read_answer(text, gold=gold, labels=self.labels), example, self.metrics)
         right = normalize(text) == normalize(gold)

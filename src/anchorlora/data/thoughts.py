@@ -20,17 +20,25 @@ OPENED = re.compile(r"<(\w+)>\s*\Z")  # a thought that the template opens in the
 THOUGHT = re.compile(r"\s*<(\w+)>(.*?)</\1>(.*)\Z", re.DOTALL)  # before an answer's words
 EMPTY = re.compile(r"(<(\w+)>\s*</\2>|(<\|(\w+)>)\w*\s*<\4\|>)\s*\Z")  # one that it closes there at once
 CLOSED = re.compile(r"</\w+>\s*\Z")
+ROLE = "assistant"  # as templates write it before a message, in words
 
 
 def without_lead(text: str, lead: str) -> str:
     """Return an answer without what the template writes before it, or without the thought that the model wrote there."""
     text, lead = text.strip(), lead.strip()
-    if not lead:
-        return text
     if text.startswith(lead):
         return text[len(lead) :].strip()
-    closed = CLOSED.search(lead)
-    return text.rpartition(closed[0].strip())[2].strip() if closed else text
+    if closed := CLOSED.search(lead):
+        return text.rpartition(closed[0].strip())[2].strip()
+    channel = lead.rpartition(ROLE)[2]  # of answers, behind another one of thoughts
+    return text.rpartition(ROLE + channel)[2].removeprefix(channel).strip()
+
+
+def answered(text: str, lead: str, gold: str) -> str:
+    """Return what a generated text answers: its words, without a thought where the right answer has none."""
+    words = without_lead(text, lead)
+    thought = THOUGHT.match(words)
+    return thought[3].strip() if thought and thought[1] in TAGS and not THOUGHT.match(gold) else words
 
 
 def joined(place: str, prompt: str, whole: str, reply: Mapping[str, Any]) -> tuple[str, str]:
