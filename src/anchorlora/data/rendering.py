@@ -130,7 +130,8 @@ def _start(write: Write, text: str, boundary: int, content: str, messages: Messa
         marked = write([*messages[:-1], {**messages[-1], "content": ANSWERED}])
     except InvalidValue:
         return max(text.rfind(content, boundary), boundary)
-    before, end = marked.rpartition(ANSWERED)[0], _end(write, text, messages)
+    before, _, tail = marked.rpartition(ANSWERED)
+    end = _before(tail, text)
     written = text[boundary:end].rstrip()
     if written.endswith(content):
         return boundary + len(written) - len(content) if content else end
@@ -144,6 +145,10 @@ def _end(write: Write, text: str, messages: Messages) -> int:
         tail = write([*messages[:-1], {**messages[-1], "content": ANSWERED}]).rpartition(ANSWERED)[2]
     except InvalidValue:
         tail = ""
+    return _before(tail, text)
+
+
+def _before(tail: str, text: str) -> int:
     return len(text) - len(tail) if text.endswith(tail) else len(text)
 
 
