@@ -42,21 +42,23 @@ def frontier_in_words() -> str:
     table, *_ = frontier_tables(read_records(FRONTIER / "smollm2"), choosing=CHOOSING)
     rows = {row[0].removesuffix(" †"): row for row in table.rows}
     names = {
-        "plain": "plain LoRA, scaled,",
-        "own-10": "with 10 % own text in the mix",
+        "plain": "plain LoRA, its update scaled",
+        "own-10": "10 % own text in the mix",
         "sensitive-core": "`sensitive-core`",
-        "fold-16": "`fold-16`, for a first skill the same as the default,",
+        "fold-16": "`fold-16`, for a first skill the same as the default",
     }
-    said = "; ".join(f"{called} {rows[name][4]:.0f} and {rows[name][6]:+.1f}" for name, called in names.items() if name in rows)
-    counts = [rows[name][3] for name in names if name in rows]
+    known = {name: called for name, called in names.items() if name in rows}
+    lines = [[called, f"{rows[name][4]:.0f}", f"{rows[name][6]:+.1f}"] for name, called in known.items()]
+    heads = ["SmolLM2-135M-Instruct", "new skill, %", "change of old abilities, points"]
+    grid = tabulate(lines, heads, tablefmt="github", disable_numparse=True, colalign=("left", "right", "right"))
+    counts = [rows[name][3] for name in known]
     more = [at_one_rate("gemma3", name)[2][name, 2, 1] for name in ("own-10", "kl-own")]
     spans = " and ".join(spanned(difference.kept, difference.kept_interval).replace("+", "") for difference in more)
     return (
-        "on SmolLM2-135M-Instruct, all linear layers, each at the setting that by other examples learns as much as plain LoRA at "
-        "its best (own text: learns most). New skill, in %, and the change of old abilities, in points "
-        f"({min(counts)} to {max(counts)} pairs of a skill and a seed): {said}. [At two epochs](docs/lab/frontier.md), own text "
-        "learns as much and is not shown to keep less than `fold-16`; nor, at any, is KL to the model before on its own chats. On "
-        f"Gemma 3 270M, a base model, `fold-16` keeps {spans} points more than these two (one seed, two epochs)."
+        f"{grid}\n\nMeans over {min(counts)} to {max(counts)} pairs of a skill and a seed. "
+        "[At two epochs](docs/lab/frontier.md), own text learns as much and is not shown to keep less than `fold-16`. Nor, at any, "
+        "is KL to the model before on its own chats. On Gemma 3 270M, a base model, `fold-16` keeps "
+        f"{spans} points more than these two (one seed, two epochs)."
     )
 
 
