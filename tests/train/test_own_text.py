@@ -6,9 +6,11 @@ import re
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import Cache
 
 from anchorlora import devices
+from anchorlora.adapters import lora_layers
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
 from anchorlora.data import Encoder, TextTask, examples_of, read_samples, token_ids
@@ -47,6 +49,16 @@ def test_a_chat_begins_with_the_templates_own_words_and_is_answered(loaded, monk
     assert set(asked[0]) == {"user:\n"}
     end = loaded.tokenizer.eos_token
     assert asked[-1][:3] == [f"user:\n{row['messages'][0]['content']}{end}assistant:\n" for row in rows]
+
+
+def test_empty_adapters_are_left_out_while_text_is_written(loaded):
+    bare = own_text(loaded.model, loaded.tokenizer, count=3, seed=1, max_tokens=12)
+    adapted = get_peft_model(loaded.model, LoraConfig(target_modules=["q_proj", "down_proj"]))
+    used = []
+    for layer in lora_layers(adapted).values():
+        layer.lora_A["default"].register_forward_hook(lambda *_: used.append(1))
+    assert own_text(adapted, loaded.tokenizer, count=3, seed=1, max_tokens=12) == bare
+    assert not used
 
 
 def test_what_was_drawn_is_learned_token_for_token_and_a_stop_loses_nothing(loaded, tmp_path, monkeypatch):

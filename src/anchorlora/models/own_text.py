@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import GenerationMixin
 
+from anchorlora.adapters.kinds import without_empty
 from anchorlora.config import BaseModelSettings
 from anchorlora.data.templates import ASKED, rendered, stop_ids
 from anchorlora.devices import free_memory, in_float64, multiplies_bfloat16
@@ -186,7 +187,7 @@ def writing(model: Any) -> Any:
     if free is not None and free < 4 * sum(p.numel() for p in parameters):  # twice the copy
         return model
     copy = deepcopy(model, {id(p): nn.Parameter(p.detach().to(torch.bfloat16), requires_grad=False) for p in parameters})
-    return copy.merge_and_unload() if hasattr(copy, "merge_and_unload") else copy  # a step of empty adapters takes a quarter
+    return copy.merge_and_unload() if hasattr(copy, "merge_and_unload") else copy
 
 
 def _write_batches(
@@ -279,7 +280,7 @@ def draw(
                 max_new_tokens=longest + width - ids.shape[1],
                 return_dict_in_generate=True,
             )
-            with of_own_rows(model):
+            with of_own_rows(model), without_empty(model):
                 made = model.generate(
                     input_ids=ids,
                     attention_mask=mask,
