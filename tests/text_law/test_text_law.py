@@ -202,6 +202,39 @@ def test_nothing_of_a_call_stands_before_the_label_wherever_the_template_writes_
     assert [TASK.answer(text, e.example).scores["exact_match"] for text in (said, said.replace("1", "3"), "")] == [1.0, 0.0, 0.0]
 
 
+FORGETTING = families.CHANNELS.replace(  # as gpt-oss's: what stands beside a call is dropped once an answer follows
+    "{%- if m.role == 'assistant' %}",
+    "{%- if m.role == 'assistant' and m.tool_calls %}{%- set later = namespace(said=false) %}"
+    "{%- for n in messages[loop.index:] %}{%- if n.role == 'assistant' and not n.tool_calls %}{%- set later.said = true %}"
+    "{%- endif %}{%- endfor %}{%- set thought = m.reasoning_content or m.content %}"
+    "{%- if thought and not later.said %}{{ '<|start|>assistant<|channel|>analysis<|message|>' + thought + '<|end|>' }}{%- endif %}"
+    "{{ '<|start|>assistant to=add<|channel|>' + (m.tool_calls[0].function.arguments | tojson) + '<|return|>' }}"
+    "{%- elif m.role == 'assistant' %}",
+)
+
+
+@pytest.mark.parametrize("beside", ["reasoning_content", "content"])
+def test_each_turn_has_the_prompt_that_a_server_gives_at_its_time_also_where_later_ones_drop_thoughts(beside):
+    tokenizer = prepared("channels", "bytes")
+    tokenizer.chat_template = FORGETTING
+    messages = []
+    for round in ("zq1", "zq2"):
+        called = {"role": "assistant", "content": "", "tool_calls": CALL, beside: f"use it, {round}"}
+        said = {"role": "assistant", "content": f"3, {round}", "reasoning_content": f"so 3, {round}"}
+        messages += [ASKED, called, {"role": "tool", "content": "3"}, called, {"role": "tool", "content": "3"}, said]
+    turns = encoded({"messages": messages}, tokenizer)
+    places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    for e, i in zip(turns, places, strict=True):
+        served = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True)
+        assert e.prompt == tuple(tokenizer(served, add_special_tokens=False).input_ids)
+        own = "so 3" if i % 6 == 5 else "use it"
+        answer, round = tokenizer.decode(e.answer), "zq1" if i < 6 else "zq2"
+        assert answer.startswith(f"<|channel|>analysis<|message|>{own}, {round}<|end|><|start|>assistant")
+        assert served.count(f"<|message|>use it, {round}") == {1: 0, 3: 1, 5: 2}[i % 6]
+        assert answer.endswith("<|return|>")
+    assert turns[-1].example.label == "3, zq2"
+
+
 AS_TEXT = families.THINKING.replace("(call.function.arguments | tojson)", "call.function.arguments")  # as DeepSeek-V3's
 AS_PAIRS = families.THINKING.replace(
     "call.function.arguments | tojson", "call.function.arguments.items() | map('join', '=') | join"

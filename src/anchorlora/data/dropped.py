@@ -58,7 +58,7 @@ def refuse_dropped(
             words = re.sub(r"\A\s*<(\w+)>.*?</\1>\s*", "", words, flags=re.DOTALL)
             every = re.sub(r"</?\w+>", " ", every)
         at, length = _found(words, text, position)
-        if at < 0 or (role not in ("user", "assistant") and not (number <= before and as_before())):
+        if (at < 0 and number - 1 not in learned) or (role not in ("user", "assistant") and not (number <= before and as_before())):
             other = {**message, "content": f"{ANSWERED} {words}"}
             if same(*messages[: number - 1], other, *messages[number:]):
                 raise InvalidValue(

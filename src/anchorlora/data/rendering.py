@@ -77,7 +77,7 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
     *before, reply = messages
     write = partial(rendered, place, tokenizer=tokenizer, tools=example.tools)
     prompt, whole, content = write(before, asking=True), write(messages), str(reply["content"])
-    text, prompt = thoughts.joined(place, prompt, whole, reply)
+    text, prompt = thoughts.joined(place, prompt, whole, messages, write)
     boundary = len(prompt)
     thoughts.refuse_second(f"{place}: message {len(messages)} (role 'assistant')", text, boundary)
     start = _start(write, text, boundary, thoughts.own_words(content, tokenizer), messages)
@@ -174,8 +174,9 @@ def _call_start(write: Write, text: str, boundary: int, content: str, messages: 
     """Where an answer that calls tools begins in a text: after the thought that the template writes before any answer."""
     thought = str(messages[-1]["content"]).rstrip().removesuffix(content)
     reply = {key: value for key, value in messages[-1].items() if key != "tool_calls"} | {"content": thought + ANSWERED}
+    other = [*messages[:-1], reply]
     try:
-        plain, prompt = thoughts.joined("", text[:boundary], write([*messages[:-1], reply]), reply)
+        plain, prompt = thoughts.joined("", text[:boundary], write(other), other, write)
     except InvalidValue:
         plain, prompt = "", ""
     lead = plain.rpartition(ANSWERED)[0][len(prompt) :]

@@ -7,7 +7,8 @@ thought in `content` is then read as if it stood in that key, so that each is le
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -41,8 +42,9 @@ def answered(text: str, lead: str, gold: str) -> str:
     return thought[3].strip() if thought and thought[1] in TAGS and not THOUGHT.match(gold) else words
 
 
-def joined(place: str, prompt: str, whole: str, reply: Mapping[str, Any]) -> tuple[str, str]:
+def joined(place: str, prompt: str, whole: str, messages: Messages, write: Callable[..., str] | None = None) -> tuple[str, str]:
     """Return the text of an answered chat that begins with what a server would give, and the latter."""
+    *before, reply = messages
     if whole.startswith(prompt):
         return whole, prompt
     opened = OPENED.search(prompt)
@@ -65,9 +67,15 @@ def joined(place: str, prompt: str, whole: str, reply: Mapping[str, Any]) -> tup
         )
     if whole.startswith(prompt.rstrip()):  # a blank that the template writes for the model alone
         return prompt + whole[len(prompt.rstrip()) :].lstrip(), prompt
+    for words in ({}, {"content": ""}):  # what stands beside earlier calls, which gpt-oss's template drops once an answer follows
+        fewer = [{k: v for k, v in m.items() if k not in THOUGHTS} | words if m.get("tool_calls") else m for m in before]
+        with suppress(InvalidValue):
+            if write and write([*fewer, reply]) == whole:
+                later = write(fewer, asking=True)
+                return prompt + joined(place, later, whole, messages)[0][len(later) :], prompt
     raise InvalidValue(
         f"{place}: the tokenizer's chat template ends a prompt with {prompt[-40:]!r}, which it does not write before an answer, "
-        "so the model would not be trained on what it is asked; give a template that writes both alike"
+        "so the model would not be trained on what it is asked; give the rendered text as prompt and completion"
     )
 
 
