@@ -237,3 +237,9 @@ def test_a_malformed_file_of_prompts_is_named_with_its_line(rows, message, adapt
 )
 def test_an_answer_is_right_if_it_is_equal_once_normalized(text, answer, right):
     assert is_right(text, answer) is right
+
+
+def test_a_thought_of_the_models_own_before_its_answer_does_not_count(adapter, ask, monkeypatch):
+    monkeypatch.setattr(Scorer, "texts", lambda self, prompts, **how: ["<think>\nwell\n</think>\n\nfour"] * len(prompts))
+    (task,) = ask(adapter, [{"prompt": PROMPTS[0], "answer": "four"}]).tasks
+    assert (task.base.score, task.after.score) == (100, 100)

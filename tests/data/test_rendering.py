@@ -115,9 +115,7 @@ def test_a_thought_in_place_of_the_templates_empty_one_does_not_hide_the_answer(
         ("<think>\ntwo and two\n</think>\n4", "", "4", "4"),  # a model that thinks, where the template writes nothing
         ("<think>\na\n</think>\n4", "", "<think>b</think>4", "<think>\na\n</think>\n4"),  # a thought that is the answer's own
         ("<b>4</b> is right", "", "4", "<b>4</b> is right"),
-        ("analysisa sumassistantfinal4", "final", "4", "4"),  # thoughts in a channel, as the tokenizer writes it without marks
-        ("analysistwo and twoassistantfinal4", "analysisa sumassistantfinal", "4", "4"),
-        ("final4", "analysisa sumassistantfinal", "4", "4"),
+        ("final4", "final", "4", "4"),  # a channel of answers, as the tokenizer writes it without marks
         ("the final 4", "final", "4", "the final 4"),
     ],
 )

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from anchorlora.data import Encoder, ExactMatch, TextTask, examples_of, rendering, samples_of, token_ids
 from anchorlora.data.text import counted
-from anchorlora.data.thoughts import own_words
+from anchorlora.data.thoughts import decoded, own_words
 from anchorlora.errors import InvalidValue
 from text_law import families, oracle
 from text_law.families import FAMILIES, KINDS, SERVED
@@ -195,7 +195,7 @@ def test_nothing_of_a_call_stands_before_the_label_wherever_the_template_writes_
     tokenizer.chat_template = CALLING[template]
     calls = {"role": "assistant", "content": "", "tool_calls": CALL} | extra
     (e,) = encoded({"messages": [ASKED, calls]}, tokenizer)
-    said = tokenizer.decode(e.answer[:-1], skip_special_tokens=True)
+    said = decoded(tokenizer, e.answer[:-1])
     assert "add" not in e.example.lead
     assert "so be it" not in e.example.label
     assert e.example.label.count('"x": 1') == 1
@@ -232,7 +232,39 @@ def test_each_turn_has_the_prompt_that_a_server_gives_at_its_time_also_where_lat
         assert answer.startswith(f"<|channel|>analysis<|message|>{own}, {round}<|end|><|start|>assistant")
         assert served.count(f"<|message|>use it, {round}") == {1: 0, 3: 1, 5: 2}[i % 6]
         assert answer.endswith("<|return|>")
+        assert own not in e.example.label
     assert turns[-1].example.label == "3, zq2"
+
+
+GEMMA = families.CHATML.replace("m.content", "(m.content.split('<channel|>')[-1] if '<|channel>' in m.content else m.content)")
+UNSEEN = {  # template, what a model writes that thinks: in a channel of thoughts, between marks, and between marks that it drops
+    "in a channel": (families.CHANNELS, "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>4"),
+    "between marks": (
+        GEMMA.replace("'\n' + (", "'\n' + ('<|channel>thought\n' + m.thinking + '\n<channel|>' if m.thinking else '') + ("),
+        "<|channel>thought\n{}\n<channel|>4",
+    ),
+    "dropped": (GEMMA, "<|channel>thought\n{}\n<channel|>4"),
+}
+
+
+@pytest.mark.parametrize("template", UNSEEN)
+def test_an_answer_after_a_thought_whose_marks_text_does_not_show_is_scored_by_its_words(template):
+    tokenizer = copy.deepcopy(families.tokenizer("bytes"))
+    tokenizer.add_tokens(["<|channel>", "<channel|>"], special_tokens=True)
+    tokenizer.chat_template, thinks = UNSEEN[template]
+    assert decoded(tokenizer, tokenizer("4", add_special_tokens=False).input_ids) == "4"
+    gold = [{"messages": [ASKED, {"role": "assistant", "content": "4"}]}]
+    if template != "dropped":
+        key = "thinking" if template == "between marks" else "reasoning_content"
+        gold.append({"messages": [ASKED, {"role": "assistant", "content": "4", key: "two and two"}]})
+    for row in gold:
+        (e,) = encoded(row, tokenizer)
+        assert e.example.label == "4"
+        for thought in ("two and two", "4 or 5"):
+            text = decoded(tokenizer, tokenizer(thinks.format(thought), add_special_tokens=False).input_ids)
+            assert TASK.answer(text, e.example).scores["exact_match"] == 1.0
+            assert TASK.answer(text + "5", e.example).scores["exact_match"] == 0.0
+        assert TASK.answer(decoded(tokenizer, e.answer), e.example).scores["exact_match"] == 1.0
 
 
 AS_TEXT = families.THINKING.replace("(call.function.arguments | tojson)", "call.function.arguments")  # as DeepSeek-V3's

@@ -27,6 +27,7 @@ from anchorlora.continual.batches import IGNORED, group_items, micro_batch, pack
 from anchorlora.continual.decode import Answering, Begun, decode, drafts_of, finish
 from anchorlora.data import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
 from anchorlora.data.templates import stop_ids
+from anchorlora.data.thoughts import decoded
 from anchorlora.devices import in_float64
 from anchorlora.models.head import LARGE, leaving_out, of_own_rows, plain_head, token_scores
 from anchorlora.models.load import cache_argument, cache_in, ends_of, pad_of, whole_cache
@@ -126,9 +127,7 @@ class Scorer:
         return [texts[i] for i in range(len(prompts))]
 
     def _decoded(self, how: Answering, rows: Any) -> list[str]:
-        answers = [_until(how.stops, row) for row in rows]
-        texts: list[str] = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
-        return texts
+        return [decoded(self.tokenizer, _until(how.stops, row)) for row in rows]
 
     def _generate(self, prompts: Sequence[Sequence[int]], prefix: _Prefix, how: Answering) -> Any:
         """The tokens after padded prompts."""

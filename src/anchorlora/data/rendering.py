@@ -24,7 +24,7 @@ from anchorlora.data.dropped import Write, refuse_dropped
 from anchorlora.data.prompts import Encoder
 from anchorlora.data.samples import Example, Sample
 from anchorlora.data.templates import ANSWERED, ASKED, Messages, rendered
-from anchorlora.data.thoughts import without_lead
+from anchorlora.data.thoughts import decoded, without_lead
 from anchorlora.errors import InvalidValue
 
 # where the answer's first token begins within the prompt: what it is, and what to do
@@ -94,10 +94,10 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
     if split and split != "white" and not example.continued:
         split = "template"
     answer = _stopped(place, read.ids[first:], encoder)
-    lead = _decoded(tokenizer, read.ids[first : _first_after(read.offsets, start)])
+    lead = decoded(tokenizer, read.ids[first : _first_after(read.offsets, start)])
     too_long = first + len(answer) > encoder.max_tokens
     head = _first_after(read.offsets, _head(write, text, before)) if too_long else 0
-    label = without_lead(_decoded(tokenizer, answer[:-1] if answer[-1] in stops else answer), lead)
+    label = without_lead(decoded(tokenizer, answer[:-1] if answer[-1] in stops else answer), lead)
     unknown = read.unknown(first + len(answer), own=reply)
     return Turn(text[:boundary], tuple(read.ids[:first]), answer, head, lead.strip(), label, unknown, split)
 
@@ -118,7 +118,7 @@ def text_turn(example: Example, encoder: Encoder) -> Turn:
     read, first, split = read.served(read.first)
     said = _stopped(example.place, read.ids[first:], encoder)
     head = len(encoder.beginning) if begun else next((i for i, (a, b) in enumerate(read.offsets) if a != b), 0)
-    label = _decoded(tokenizer, said[:-1] if said[-1] in encoder.stops else said).strip()
+    label = decoded(tokenizer, said[:-1] if said[-1] in encoder.stops else said).strip()
     return Turn(prompt, tuple(read.ids[:first]), said, head, "", label, read.unknown(first + len(said), own=answer), split)
 
 
@@ -359,10 +359,6 @@ def _stopped(place: str, ids: Sequence[int], encoder: Encoder) -> tuple[int, ...
             "be said; take it out of the text, or split the row"
         )
     return tuple(ids[: at + 1])
-
-
-def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def _head(write: Write, text: str, messages: Messages) -> int:

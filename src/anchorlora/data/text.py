@@ -22,7 +22,7 @@ from anchorlora.data.prompts import Encoder
 from anchorlora.data.rendering import Turn, chat_ids, chat_turn, text_turn
 from anchorlora.data.samples import Example, Sample, examples_of
 from anchorlora.data.spool import Encoded
-from anchorlora.data.thoughts import answered
+from anchorlora.data.thoughts import answered, decoded
 from anchorlora.errors import InvalidValue
 
 SHOWN = 10  # characters that a tokenizer does not know
@@ -65,7 +65,7 @@ def turn_of(example: Example, encoder: Encoder) -> Turn:
         prompt, answer = example.ids
         stopped = answer[:-1] if answer and answer[-1] in encoder.stops else answer
         text = str(tokenizer.decode(list(prompt), skip_special_tokens=False))
-        return Turn(text, prompt, answer, label=str(tokenizer.decode(list(stopped), skip_special_tokens=True)).strip())
+        return Turn(text, prompt, answer, label=decoded(tokenizer, stopped).strip())
     if example.messages and (tokenizer.chat_template or not example.sentence):
         return chat_turn(example, encoder)
     return text_turn(example, encoder)

@@ -7,7 +7,7 @@ thought in `content` is then read as if it stood in that key, so that each is le
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,6 @@ OPENED = re.compile(r"<(\w+)>\s*\Z")  # a thought that the template opens in the
 THOUGHT = re.compile(r"\s*<(\w+)>(.*?)</\1>(.*)\Z", re.DOTALL)  # before an answer's words
 EMPTY = re.compile(r"(<(\w+)>\s*</\2>|(<\|(\w+)>)\w*\s*<\4\|>)\s*\Z")  # one that it closes there at once
 CLOSED = re.compile(r"</\w+>\s*\Z")
-ROLE = "assistant"  # as templates write it before a message, in words
 
 
 def without_lead(text: str, lead: str) -> str:
@@ -31,8 +30,36 @@ def without_lead(text: str, lead: str) -> str:
         return text[len(lead) :].strip()
     if closed := CLOSED.search(lead):
         return text.rpartition(closed[0].strip())[2].strip()
-    channel = lead.rpartition(ROLE)[2]  # of answers, behind another one of thoughts
-    return text.rpartition(ROLE + channel)[2].removeprefix(channel).strip()
+    return text
+
+
+def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Return what tokens of an answer say, without special ones and without thoughts that such end, as a channel's."""
+    ids, end = list(ids), list(_end_of_thought(tokenizer, str(tokenizer.chat_template)))
+    start = next((at for at in range(len(ids), 0, -1) if ids[at - len(end) : at] == end), 0) if end else 0
+    return str(tokenizer.decode(ids[start:], skip_special_tokens=True))
+
+
+@lru_cache(maxsize=4)
+def _end_of_thought(tokenizer: Any, template: str) -> tuple[int, ...]:
+    """The tokens by which the template ends a thought, where text without special ones would not show it; else none."""
+    thought, asked = "anchorlorawouldthink", {"role": "user", "content": ASKED}
+
+    def written(*reply: dict[str, str]) -> str:
+        with suppress(InvalidValue):
+            return rendered("", [asked, *reply], tokenizer, asking=not reply).partition(ASKED)[2]
+        return ""
+
+    said, ends = {"role": "assistant", "content": ANSWERED}, []
+    lead = written(said).removeprefix(written()).partition(ANSWERED)[0]
+    for whole in (written({**said, key: thought}) for key in THOUGHTS):
+        end, _, after = whole.partition(thought)[2].partition(ANSWERED)
+        ends += [end.removesuffix(lead) or end] if after else []
+    for name in dict.fromkeys(re.findall(r"<\|(\w+)>", template)):
+        whole = written({**said, "content": f"<|{name}>{thought}<{name}|>{ANSWERED}"})
+        ends += [f"<{name}|>"] if ANSWERED in whole and thought not in whole else []  # taken out of earlier answers
+    read = (tuple(tokenizer(end.strip(), add_special_tokens=False, verbose=False).input_ids) for end in ends)
+    return next((ids for ids in read if ids and not tokenizer.decode(ids[:1], skip_special_tokens=True)), ())
 
 
 def answered(text: str, lead: str, gold: str) -> str:

@@ -22,7 +22,7 @@ from anchorlora.data.rendering import Turn
 from anchorlora.data.rows import iterated
 from anchorlora.data.sample_files import rows_in
 from anchorlora.data.text import shortened, turn_of
-from anchorlora.data.thoughts import without_lead
+from anchorlora.data.thoughts import answered
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import ends_of
 from anchorlora.paths import expanded
@@ -70,7 +70,7 @@ class OwnPrompts:
         watch.begins(len(encoded))
         scorer = Scorer(model, tokenizer, max_new_tokens=most, batch=questions.batch, device=model.device)
         answers = scorer.texts([e.prompt for e in encoded], watch=lambda texts: watch.advance(len(texts)))
-        texts = [without_lead(answer.strip(), e.example.lead) for answer, e in zip(answers, encoded, strict=True)]
+        texts = [answered(text, e.example.lead, e.example.label) for text, e in zip(answers, encoded, strict=True)]
         right = [float(is_right(text, each.label)) for text, each in zip(texts, self.questions, strict=True)]
         error = statistics.stdev(right) / len(right) ** 0.5 if len(right) > 1 else None
         return Measured(
