@@ -589,6 +589,40 @@ def test_an_answer_with_any_tags_of_a_thought_is_learned_with_one_thought_or_ref
     law()
 
 
+@pytest.mark.parametrize("template", ["THINKING", "OPENED", "SPLITTING"])
+def test_an_answer_whose_words_end_a_thought_for_the_template_is_refused_with_remedies(template):
+    tokenizer = copy.deepcopy(families.tokenizer("bytes"))
+    tokenizer.chat_template = getattr(families, template)
+    said = "Write </think> after it."
+    for before in ("", "<think>\nso\n</think>\n\n"):
+        with pytest.raises(
+            InvalidValue,
+            match=r"row 1: message 2 \(role 'assistant'\) holds '</think>' in its words, .* begin the message with <think>",
+        ):
+            encoded({"messages": [ASKED, {"role": "assistant", "content": before + said}]}, tokenizer)
+    if template != "SPLITTING":  # which drops thoughts
+        (e,) = encoded({"messages": [ASKED, {"role": "assistant", "content": f"<think>{said}"}]}, tokenizer)
+        assert e.example.label == "after it."
+    prompt = tokenizer.apply_chat_template([ASKED], tokenize=False, add_generation_prompt=True)
+    (e,) = encoded({"prompt": prompt, "completion": said}, tokenizer)
+    assert tokenizer.decode(e.answer) == f"{said}</s>"
+
+
+def test_a_word_of_a_prompt_that_the_template_reads_and_takes_out_is_not_lost():
+    tokenizer = prepared("chatml", "bytes")
+    flags = "{{ 'short' if '/no' in messages[0].content else 'long' }}"
+    tokenizer.chat_template = flags + FAMILIES["chatml"].replace("m.content", "m.content.replace('/no', '').replace('/yes', '')")
+    for flag in ("/no", "/yes"):  # the second changes nothing, as SmolLM3's /think
+        messages = [{"role": "system", "content": f"Be kind. {flag} Be {flag} wise."}, ASKED, {"role": "assistant", "content": "4"}]
+        (e,) = encoded({"messages": messages}, tokenizer)
+        assert (list(e.prompt), list(e.answer)) == oracle.turn(tokenizer, messages, 2)
+    with pytest.raises(InvalidValue, match=r"leaves out '/no' of message 3 \(role 'assistant'\)"):
+        encoded({"messages": [*messages[:2], {"role": "assistant", "content": "4 /no 5"}]}, tokenizer)
+    tokenizer.chat_template = FAMILIES["chatml"].replace("m.content", "m.content[:15]")
+    with pytest.raises(InvalidValue, match=r"leaves out 'Be' of message 1 \(role 'system'\)"):
+        encoded({"messages": messages}, tokenizer)
+
+
 def test_what_a_template_leaves_out_of_an_answer_is_named():
     tokenizer = copy.deepcopy(families.tokenizer("bytes"))
     tokenizer.chat_template = families.SPLITTING

@@ -48,6 +48,16 @@ def refuse_dropped(
                     return True
         return False
 
+    def unread(number: int, words: str, gone: Sequence[re.Match[str]]) -> list[str]:
+        """Words of a message in whose place the template writes no others, either; it reads the rest, as a flag."""
+        marks, changed = [f"{ANSWERED}{i}mark" for i in range(len(gone))], words
+        for match, mark in zip(reversed(gone), reversed(marks), strict=True):
+            changed = f"{changed[: match.start()]}{mark}{changed[match.end() :]}"
+        other = ""
+        with suppress(InvalidValue):
+            other = write([*messages[: number - 1], {**messages[number - 1], "content": changed}, *messages[number:]], tools=tools)
+        return [match[0] for match, mark in zip(gone, marks, strict=True) if mark not in other]
+
     position = 0
     for number, message in enumerate(messages, 1):
         role, last = message["role"], number == len(messages)
@@ -66,11 +76,12 @@ def refuse_dropped(
                     "change its role, or take it out"
                 )
         if last or role != "assistant":
-            gone = _missing(every, text, position if role == "assistant" else 0)
+            missing = _missing(every, text, position if role == "assistant" else 0)
+            gone = [match[0] for match in missing] if role == "assistant" or not missing else unread(number, every, missing)
             if gone:
                 raise InvalidValue(
-                    f"{place}: the tokenizer's chat template leaves out {gone!r:.40} of message {number} (role {role!r}); take it "
-                    "out, or give the rendered text as prompt and completion"
+                    f"{place}: the tokenizer's chat template leaves out {gone[0]!r:.40} of message {number} (role {role!r}); take "
+                    "it out, or give the rendered text as prompt and completion"
                 )
         position = max(position, at + length)
         if number - 1 in learned:
@@ -96,16 +107,17 @@ def refuse_dropped(
         )
 
 
-def _missing(words: str, text: str, position: int) -> str | None:
-    """The first word that a text does not hold, in their order, from a place on; None where it holds them all."""
+def _missing(words: str, text: str, position: int) -> list[re.Match[str]]:
+    """The words that a text does not hold, in their order, from a place on."""
+    gone: list[re.Match[str]] = []
     if _found(words.strip(), text, position)[0] >= 0:
-        return None
-    for word in words.split():
-        at, length = _found(word, text, position)
+        return gone
+    for word in re.finditer(r"\S+", words):
+        at, length = _found(word[0], text, position)
         if at < 0:
-            return word
-        position = at + length
-    return None
+            gone.append(word)
+        position = max(position, at + length)
+    return gone
 
 
 def _found(words: str, text: str, position: int) -> tuple[int, int]:

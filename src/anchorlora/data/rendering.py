@@ -77,13 +77,14 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
     *before, reply = messages
     write = partial(rendered, place, tokenizer=tokenizer, tools=example.tools)
     prompt, whole, content = write(before, asking=True), write(messages), str(reply["content"])
+    where, words = f"{place}: message {len(messages)} (role 'assistant')", thoughts.own_words(content, tokenizer)
+    thoughts.refuse_split(where, words, whole, tokenizer)
     text, prompt = thoughts.joined(place, prompt, whole, messages, write)
     boundary = len(prompt)
-    thoughts.refuse_second(f"{place}: message {len(messages)} (role 'assistant')", text, boundary)
-    start = _start(write, text, boundary, thoughts.own_words(content, tokenizer), messages)
+    thoughts.refuse_second(where, text, boundary)
+    start = _start(write, text, boundary, words, messages)
     refuse_dropped(place, messages, text, write, example.tools, whole=whole, learned=example.learned)
     if example.continued:
-        where = f"{place}: message {len(messages)} (role 'assistant')"
         boundary = _goes_on(where, text, (boundary, start, _end(write, text, messages)), content, example.continued)
         start = max(start, boundary)
     read = _Reading.of(place, text, boundary, tokenizer, special=False)

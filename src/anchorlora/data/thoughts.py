@@ -106,6 +106,16 @@ def joined(place: str, prompt: str, whole: str, messages: Messages, write: Calla
     )
 
 
+def refuse_split(where: str, words: str, whole: str, tokenizer: Any) -> None:
+    """Refuse an answer in whose own words the template sees the end of a thought."""
+    closed = re.search("|".join(f"</{re.escape(tag)}>" for tag in _tags(tokenizer, str(tokenizer.chat_template))), words)
+    if closed and words not in whole:
+        raise InvalidValue(
+            f"{where} holds {closed[0]!r} in its words, where the tokenizer's chat template ends a thought; begin the message with "
+            f"{closed[0].replace('/', '')} if all before it is a thought, or give the rendered text as prompt and completion"
+        )
+
+
 def refuse_second(where: str, text: str, boundary: int) -> None:
     """Refuse an answer that thinks after the empty thought that the template writes."""
     begun = EMPTY.search(text, 0, boundary) or OPENED.search(text, 0, boundary)
