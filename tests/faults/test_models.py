@@ -42,6 +42,10 @@ def holding(name, text):
     return lambda model: (model / name).write_text(text)
 
 
+def latin(name, text):
+    return lambda model: (model / name).write_bytes(text.encode("latin-1"))
+
+
 def cut(name, to):
     return lambda model: (model / name).write_bytes((model / name).read_bytes()[:to])
 
@@ -82,6 +86,8 @@ DAMAGES = UNSIZED | {
     ),
     "a tokenizer's class that is a number": (holding("tokenizer_config.json", '{"tokenizer_class": 5}'), "AttributeError"),
     "an end of text that is a number": (holding("tokenizer_config.json", '{"eos_token": 5}'), "TypeError"),
+    "a tokenizer that is not UTF-8": (latin("tokenizer.json", '{"é": 1}'), "tokenizer.json is not UTF-8; save the file as UTF-8"),
+    "a chat template that is not UTF-8": (latin("chat_template.jinja", "é"), "chat_template.jinja is not UTF-8; save the file"),
     "weights that are cut": (cut(WEIGHTS, 5000), "SafetensorError"),
     "weights that are empty": (cut(WEIGHTS, 0), "SafetensorError"),
     "an index without metadata": (lambda model: index(model), "KeyError: 'metadata'"),
@@ -105,6 +111,17 @@ def test_a_dry_run_says_in_one_line_why_sizes_are_unknown(damage, model, command
     assert main([*command, "--dry-run"]) == 0
     (line,) = capsys.readouterr().out.partition("optimizer steps in all\n")[2].splitlines()
     assert line.startswith("# sizes unknown: ")
+
+
+def test_a_chat_template_by_name_is_refused_by_its_name(model, tmp_path):
+    named = tmp_path / "turns.jinja"
+    for write, message in (
+        (lambda: None, f"there is no file {named} for the chat template"),
+        (lambda: named.write_bytes(b"\xe9"), f"{named} is not UTF-8; save the file as UTF-8, or fetch it again"),
+    ):
+        write()
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            load_base_model(BaseModelSettings(model=str(model), chat_template=str(named), device="cpu"))
 
 
 def test_an_error_without_words_is_named_by_its_kind(model, command, tmp_path, capsys, monkeypatch):

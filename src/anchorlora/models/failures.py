@@ -31,6 +31,8 @@ def reading(what: str) -> Iterator[None]:
     """Turn any exception of the block into one line, since libraries raise many kinds over other people's files."""
     try:
         yield
+    except InvalidValue:
+        raise
     except Exception as error:
         line = first_line(error)
         again = "; fetch the model again" if DAMAGED.search(line) else ""

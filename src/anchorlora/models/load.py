@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from transformers import (
     AutoConfig,
-    AutoTokenizer,
     BitsAndBytesConfig,
     DynamicCache,
     GenerationConfig,
@@ -32,7 +31,7 @@ from anchorlora.errors import InvalidValue, MissingExtra, message_of
 from anchorlora.models.failures import cannot_be_loaded, read_model, reading, refuse_not_finite
 from anchorlora.models.families import family_of
 from anchorlora.models.hub import is_path
-from anchorlora.models.tokenizer import of_adapter, with_template
+from anchorlora.models.tokenizer import of_adapter, read_tokenizer, with_template
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.paths import expanded, nearest
 from anchorlora.processes import sharding
@@ -269,7 +268,7 @@ def _load(
 ) -> tuple[Any, Any]:
     family, source = family_of(config, settings.model), _source(settings, commit)
     with reading(cannot_be_loaded(settings.model)):
-        tokenizer = with_template(AutoTokenizer.from_pretrained(origin, **source), settings)
+        tokenizer = with_template(read_tokenizer(origin, **source), settings)
     return tokenizer, read_model(family, origin, settings.model, **how, **source)
 
 
@@ -279,7 +278,7 @@ def tokenizer_of(settings: BaseModelSettings, *, folder: Path | None = None, ada
     if isinstance(origin, Path) and not any(origin.glob("tokenizer*")):  # transformers may make one that knows no word
         raise InvalidValue(f"no tokenizer at {origin}; fetch the model again")
     with reading(cannot_be_loaded(settings.model)):
-        tokenizer = with_template(AutoTokenizer.from_pretrained(origin, **source_of(settings)), settings)
+        tokenizer = with_template(read_tokenizer(origin, **source_of(settings)), settings)
     return of_adapter(tokenizer, adapter, settings)
 
 

@@ -13,6 +13,23 @@ from anchorlora.errors import InvalidValue, message_of
 from anchorlora.paths import expanded
 
 
+def read_tokenizer(origin: Path | str, **how: Any) -> Any:
+    """Return the tokenizer in a folder or of the hub; a file of its text that is not UTF-8 is named."""
+    try:
+        return AutoTokenizer.from_pretrained(origin, **how)
+    except UnicodeDecodeError:
+        files = (file for file in sorted(Path(origin).glob("*")) if file.suffix in (".json", ".jinja", ".txt"))
+        raise _not_utf8(next((file for file in files if not _is_utf8(file.read_bytes())), Path(origin))) from None
+
+
+def _is_utf8(content: bytes) -> bool:
+    return content.decode(errors="ignore").encode() == content
+
+
+def _not_utf8(path: Path) -> InvalidValue:
+    return InvalidValue(f"{path} is not UTF-8; save the file as UTF-8, or fetch it again")
+
+
 def with_template(tokenizer: Any, settings: BaseModelSettings) -> Any:
     """Return a tokenizer with the date and the chat template of the settings, which never replaces its own."""
     tokenizer.rendered_at = datetime.fromisoformat(settings.date) if settings.date else None
@@ -23,7 +40,10 @@ def with_template(tokenizer: Any, settings: BaseModelSettings) -> Any:
     path = expanded(settings.chat_template)
     if not path.is_file():
         raise InvalidValue(f"there is no file {path} for the chat template")
-    tokenizer.chat_template = path.read_text(encoding="utf-8")
+    try:
+        tokenizer.chat_template = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
     return tokenizer
 
 
@@ -32,7 +52,7 @@ def of_adapter(tokenizer: Any, adapter: Path | None, settings: BaseModelSettings
     if adapter is None or not (adapter / "tokenizer_config.json").is_file():
         return tokenizer
     try:
-        own = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
+        own = read_tokenizer(adapter, trust_remote_code=False)
     except Exception as error:  # a folder of files that others wrote
         raise InvalidValue(
             f"the tokenizer in {adapter} cannot be loaded: {message_of(error)}; without its files the model's own is used"
