@@ -104,6 +104,29 @@ def test_a_key_that_an_object_of_a_row_has_twice_is_refused_with_its_line(tmp_pa
         read_samples(path)
 
 
+TWICE = '{"x": 1, "inner": {"x": 2, "x": 3}}'
+CALL = '{"name": "add", "arguments": ' + TWICE + "}"
+
+
+@pytest.mark.parametrize(
+    ("said", "more", "where"),
+    [
+        ({"tool_calls": [{"function": {"name": "add", "arguments": TWICE}}]}, {}, r"a call of message 2 \(role 'assistant'\)"),
+        ({"tool_calls": [{"name": "add", "arguments": TWICE}]}, {}, r"a call of message 2 \(role 'assistant'\)"),
+        ({"from": "function_call", "value": CALL}, {}, "value of message 2 of messages"),
+        ({}, {"tools": f"[{CALL}]"}, "tools"),
+    ],
+)
+def test_a_key_that_json_text_within_a_row_has_twice_is_refused(said, more, where):
+    answer = {"role": "assistant", "content": "4"} | said
+    answer = {key: answer[key] for key in answer if "from" not in answer or key in said}
+    row = {"messages": [{"role": "user", "content": "2 + 2?"}, answer], **more}
+    with pytest.raises(InvalidValue, match=f"^data, row 1: {where} holds 'x' twice, and one of them would be dropped; keep one$"):
+        read_samples([row])
+    once = json.loads(json.dumps(row).replace(', \\"x\\": 3', ""))
+    assert len(read_samples([once])) == 1
+
+
 def test_only_what_is_there_is_offered_as_the_nearest_name(tmp_path):
     write_lines(tmp_path / "rows1.jsonl", ROWS)
     (tmp_path / "rows2.jsonl").symlink_to(tmp_path / "gone.jsonl")

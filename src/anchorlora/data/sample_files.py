@@ -16,13 +16,12 @@ from anchorlora.data.rows import iterated, samples_of
 from anchorlora.data.samples import Sample
 from anchorlora.errors import InvalidValue, message_of
 from anchorlora.paths import expanded, nearest
-from anchorlora.store.json import Unreadable, distinct
+from anchorlora.store.json import DISTINCT, Unreadable
 
 Rows = Iterator[tuple[str, Any]]
 KINDS = ".jsonl, .json, .csv, .parquet, a folder that datasets' save_to_disk wrote, or ORG/NAME:SPLIT of the hub"
 LARGEST_ROWS = 2**42  # bytes of a file of rows, which is never read whole
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab"}
-ROW = json.JSONDecoder(object_pairs_hook=distinct)
 HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*):([\w.-]+)")  # a file's name may hold a colon, but is found first
 
 
@@ -102,7 +101,7 @@ def _json(path: Path) -> Rows:
 
 def _parsed(place: str, content: bytes) -> Any:
     try:
-        return ROW.decode(content.decode("utf-8-sig"))
+        return DISTINCT.decode(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise InvalidValue(f"{place}: not UTF-8; save the file as UTF-8") from None
     except Unreadable as error:

@@ -157,6 +157,7 @@ def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
+DISTINCT = json.JSONDecoder(object_pairs_hook=distinct)
 STRICT = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=distinct)  # making one takes longer than a line
 
 

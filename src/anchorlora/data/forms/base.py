@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from anchorlora.data.samples import Message, Sample, is_unicode
 from anchorlora.errors import InvalidValue
+from anchorlora.store.json import DISTINCT, Unreadable
 
 WORDS = {str: "text", list: "a list of messages", dict: "an object", bool: "a truth value", type(None): "nothing"}
 # who speaks in ShareGPT's turns -> role
@@ -97,6 +99,9 @@ class Row:
         muted = set[int]()
         for i, message in enumerate(messages):
             where = f"message {i + 1} (role {message['role']!r})"
+            for arguments in _arguments(message.get("tool_calls")):
+                with suppress(json.JSONDecodeError, RecursionError):  # words that are no object stand as they are
+                    _read(self.place, f"a call of {where}", arguments)
             if not is_learned(self.place, message, of=f" of {where}"):
                 muted.add(i)
             elif message.get("train") is True and message["role"] != "assistant":
@@ -121,8 +126,8 @@ class Row:
         tools = self.columns["tools"] if self.has("tools") else ()
         if isinstance(tools, str):
             try:
-                tools = json.loads(tools)
-            except ValueError:
+                tools = _read(self.place, "tools", tools)
+            except json.JSONDecodeError:
                 raise self.refusal("tools must be a list of objects, or such a list as JSON text") from None
         if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
             raise self.refusal(f"tools must be a list of objects, not {kind_of(tools)}")
@@ -200,13 +205,30 @@ def _of_speaker(place: str, where: str, turn: Mapping[str, Any]) -> Message:
 def _calls(place: str, where: str, words: str) -> list[dict[str, Any]]:
     """The calls of a turn, which are JSON text: one object with name and arguments, or a list of them."""
     try:
-        calls = json.loads(words)
-    except ValueError:
+        calls = _read(place, f"value of {where}", words)
+    except json.JSONDecodeError:
         calls = None
     calls = [calls] if isinstance(calls, dict) else calls
     if not isinstance(calls, list) or not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
         raise InvalidValue(f'{place}: value of {where} must be a call as JSON, {{"name": .., "arguments": {{..}}}}')
     return [{"type": "function", "function": call} for call in calls]
+
+
+def _arguments(calls: Any) -> Iterator[str]:
+    """The arguments of calls that are text."""
+    for call in calls if isinstance(calls, (list, tuple)) else ():
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if isinstance(arguments, str):
+            yield arguments
+
+
+def _read(place: str, what: str, text: str) -> Any:
+    """JSON text, no object of which holds a key twice."""
+    try:
+        return DISTINCT.decode(text)
+    except Unreadable as error:
+        raise InvalidValue(f"{place}: {what} {error}, and one of them would be dropped; keep one") from None
 
 
 def _texts(value: Any) -> Iterator[str]:
