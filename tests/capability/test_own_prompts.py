@@ -1,9 +1,12 @@
 """The user's own prompts: answers compared by hand, flips in both directions, no lm_eval needed, malformed files refused."""
 
+import copy
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
+from transformers import PretrainedConfig
 
 import mmlu_folder
 from anchorlora.adapters import attach
@@ -11,8 +14,11 @@ from anchorlora.config import BaseModelSettings
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import normalize
 from anchorlora.models.load import load_base_model
+from anchorlora_lab.suites import prompts
 from anchorlora_lab.suites.measure import Questions, evaluate
 from anchorlora_lab.suites.prompts import ROOM, is_right
+from anchorlora_lab.suites.questions import EvalProgress
+from text_law import families
 
 PROMPTS = [f"Which {word}, and why?" for word in mmlu_folder.WORDS]
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
@@ -66,8 +72,6 @@ def ask(tmp_path):
 @pytest.fixture
 def ends_after(monkeypatch):
     """Let answers have four tokens, so that each is one of those by hand."""
-
-    from anchorlora_lab.suites import prompts
 
     monkeypatch.setattr(prompts, "Scorer", lambda *given, **how: Scorer(*given, **{**how, "max_new_tokens": 4}))
 
@@ -162,12 +166,50 @@ def test_chats_are_refused_without_a_template_before_the_model_is_loaded(ask, tm
     assert not (adapter / "eval.json").exists()
 
 
-def test_a_prompt_longer_than_the_model_is_cut_at_its_beginning(ask, tmp_path):
-    short = mmlu_folder.write_model(tmp_path / "short")
-    config = json.loads((short / "config.json").read_text())
-    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": ROOM + 8}))
-    adapter = mmlu_folder.write_an_adapter(tmp_path / "adapter", short, size=0.1)
-    assert ask(adapter, [{"prompt": "bone " * 40, "answer": "acid"}, {"prompt": "A", "answer": "acid"}]).cut == 1
+LONG = " ".join(f"word{i}" for i in range(100))
+BEGUN = "<s><start_of_turn>user\nBe kind.\n\n"  # of families.FOLDED
+
+
+@pytest.mark.parametrize(
+    ("row", "head"),
+    [
+        ({"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": LONG}]}, BEGUN),
+        ({"prompt": LONG}, "<s>"),
+        ({"prompt": f"{BEGUN}{LONG}"}, "<s>"),
+        ({"tokens": f"{BEGUN}{LONG}"}, "<s>"),
+    ],
+)
+def test_a_prompt_longer_than_the_model_keeps_its_head_and_its_end(row, head, monkeypatch, tmp_path):
+    tokenizer, path, read = copy.deepcopy(families.tokenizer("bytes-bos")), tmp_path / "mine.jsonl", []
+    tokenizer.chat_template = families.FOLDED
+
+    def rows(row):
+        if "messages" in row:
+            return {"messages": [*row["messages"], {"role": "assistant", "content": "acid"}]}
+        if "prompt" in row:
+            return row | {"answer": "acid"}
+        ids = [tokenizer(text, add_special_tokens=False).input_ids for text in (row["tokens"], "acid")]
+        return {"text": f"{row['tokens']}acid", "prompt_ids": ids[0], "completion_ids": ids[1]}
+
+    class Answering:
+        def __init__(self, *given, **how): ...
+
+        def texts(self, asked, watch):
+            read.extend(asked)
+            return ["acid"] * len(asked)
+
+    monkeypatch.setattr(prompts, "Scorer", Answering)
+    path.write_text(json.dumps(rows(row)))
+    longest = len(tokenizer(BEGUN).input_ids) + 60 + ROOM
+    model = SimpleNamespace(config=PretrainedConfig(max_position_embeddings=longest), generation_config=None, device="cpu")
+    found = prompts.read_prompts(path).score(model, tokenizer, Questions((), prompts=path), watch=EvalProgress())
+    assert (found.cut, found.metrics["exact_match"].score) == (1, 1)
+    (ids,) = read
+    text = tokenizer.decode(ids)
+    assert text.startswith(head)
+    assert "word99" in text
+    assert "word9 " not in text
+    assert longest - ROOM - 12 <= len(ids) <= longest - ROOM
 
 
 @pytest.mark.parametrize(

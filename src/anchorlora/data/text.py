@@ -65,7 +65,8 @@ def turn_of(example: Example, encoder: Encoder) -> Turn:
         prompt, answer = example.ids
         stopped = answer[:-1] if answer and answer[-1] in encoder.stops else answer
         text = str(tokenizer.decode(list(prompt), skip_special_tokens=False))
-        return Turn(text, prompt, answer, label=decoded(tokenizer, stopped).strip())
+        head = len(encoder.beginning) if prompt[: len(encoder.beginning)] == encoder.beginning else 0
+        return Turn(text, prompt, answer, head, label=decoded(tokenizer, stopped).strip())
     if example.messages and (tokenizer.chat_template or not example.sentence):
         return chat_turn(example, encoder)
     return text_turn(example, encoder)

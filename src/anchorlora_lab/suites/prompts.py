@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,7 +70,7 @@ class OwnPrompts:
         scorer = Scorer(model, tokenizer, max_new_tokens=most, batch=questions.batch, device=model.device)
         answers = scorer.texts([e.prompt for e in encoded], watch=lambda texts: watch.advance(len(texts)))
         texts = [answered(text, e.example.lead, e.example.label) for text, e in zip(answers, encoded, strict=True)]
-        right = [float(is_right(text, each.label)) for text, each in zip(texts, self.questions, strict=True)]
+        right = [float(is_right(text, e.example.label)) for text, e in zip(texts, encoded, strict=True)]
         error = statistics.stdev(right) / len(right) ** 0.5 if len(right) > 1 else None
         return Measured(
             n=len(right),
@@ -97,15 +96,15 @@ class OwnPrompts:
 
     def _encoded(self, model: Any, tokenizer: Any, questions: Questions) -> tuple[list[Encoded], int]:
         """The prompts as tokens, those that are too long cut after their head, and the longest answer."""
-        encoder = Encoder(tokenizer, max_tokens=sys.maxsize, ends=ends_of(model))
+        encoder = Encoder(tokenizer, max_tokens=1, ends=ends_of(model))  # so that turns have the head that a cut prompt keeps
         turns = [_turn(each, encoder, template=questions.apply_chat_template) for each in self.questions]
         most = max(len(turn.answer) for turn in turns) + ROOM
-        context = getattr(model.config, "max_position_embeddings", None)
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         room = max(context - most, 1) if context else None
         found = []
         for i, (each, turn) in enumerate(zip(self.questions, turns, strict=True)):
             cut = room is not None and len(turn.prompt) > room
-            example = Example(i, "", each.label, lead=turn.lead)
+            example = Example(i, "", turn.label or each.label, lead=turn.lead)
             found.append(Encoded(example, "", shortened(turn, room) if cut and room else turn.prompt, (), cut))
         return found, most
 
@@ -131,7 +130,7 @@ def _turn(question: Example, encoder: Encoder, *, template: bool) -> Turn:
     if template:
         return turn_of(replace(question, sentence="", messages=({"role": "user", "content": question.sentence},)), encoder)
     answer = encoder.tokenizer(question.label, add_special_tokens=False, verbose=False).input_ids
-    return Turn(question.sentence, encoder.prompt(question.sentence), tuple(answer))
+    return Turn(question.sentence, encoder.prompt(question.sentence), tuple(answer), len(encoder.beginning))
 
 
 def _text(question: Example) -> str:
