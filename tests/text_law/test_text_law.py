@@ -321,6 +321,18 @@ def test_renderings_of_a_row_grow_as_its_turns_and_not_as_their_square(family, m
     assert renderings(8) - renderings(6) == renderings(6) - renderings(4)
 
 
+def test_a_result_may_name_the_function_that_was_called():
+    tokenizer = prepared("thinking", "bytes")
+    result, said = {"role": "tool", "content": "3"}, {"role": "assistant", "content": "3"}
+    rows = [ASKED, {"role": "assistant", "content": "", "tool_calls": CALL}, result, said]
+    named = [*rows[:2], result | {"name": "add"}, said]
+    assert [(e.prompt, e.answer) for e in encoded({"messages": named}, tokenizer)] == [
+        (e.prompt, e.answer) for e in encoded({"messages": rows}, tokenizer)
+    ]
+    with pytest.raises(InvalidValue, match=r"key 'name' of message 3 \(role 'tool'\) would not be learned"):
+        encoded({"messages": [*rows[:2], result | {"name": "multiply"}, said]}, tokenizer)
+
+
 def test_a_result_that_the_template_drops_once_the_user_goes_on_is_refused():
     tokenizer = prepared("thinking", "bytes")
     tokenizer.chat_template = families.THINKING.replace("m.role == 'tool' %}", "m.role == 'tool' and loop.index0 > ns.last %}")

@@ -93,7 +93,10 @@ def refuse_dropped(
                 continue
             without = {name: inner for name, inner in message.items() if name != key}
             lost = key not in THOUGHTS and _lost(value, text) is not None
-            if lost or (not (number <= before and as_before()) and same(*messages[: number - 1], without, *messages[number:])):
+            named = role == "tool" and key == "name"  # the function's, which its call says, too
+            if lost or (
+                not named and not (number <= before and as_before()) and same(*messages[: number - 1], without, *messages[number:])
+            ):
                 if key in THOUGHTS and str(value).strip() in text and text != whole:
                     continue  # written into the thought that the template opens
                 raise InvalidValue(
