@@ -1,4 +1,6 @@
-"""Golden output, compared byte for byte.  `ANCHORLORA_REWRITE=1 pytest -n 0` writes it anew; the diff is the review.
+"""What a command prints: golden output, compared byte for byte, and the one line of an error.
+
+`ANCHORLORA_REWRITE=1 pytest -n 0` writes it anew; the diff is the review.
 
 All of it is one file, tests/cli/golden.txt: a line `==== NAME`, then what is to be found.
 """
@@ -26,3 +28,12 @@ def assert_golden(name: str, found: str) -> None:
         FILE.write_text("".join(f"==== {each}\n{known[each]}" for each in sorted(known)))
     assert name in known, f"no golden output {name}; make it with ANCHORLORA_REWRITE=1"
     assert found == known[name], f"{name} differs; look at it, then rewrite it with ANCHORLORA_REWRITE=1"
+
+
+def one_line(capsys):
+    """What stderr says, which is one line without a traceback, while stdout says nothing."""
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1, said.err
+    return said.err

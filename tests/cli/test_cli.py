@@ -24,8 +24,7 @@ from anchorlora.store.artifact import artifact_in
 from anchorlora.store.record import read_record
 from anchorlora.train.request import default_recipe
 from anchorlora_lab.suites.measure import subject_of
-from golden import assert_golden
-from said import one_line
+from golden import assert_golden, one_line
 
 FAST = [
     "--set",

@@ -16,7 +16,7 @@ from anchorlora.cli.app import main
 from anchorlora.data.forms.pairs import WITHOUT_INPUT
 from anchorlora.geometry import Factors
 from anchorlora.models import load
-from said import one_line
+from golden import one_line
 
 MINI = embedded.folder("embedded:mini", "base_model")
 LAYER = "model.layers.0.self_attn.q_proj"

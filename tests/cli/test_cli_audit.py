@@ -11,8 +11,7 @@ from anchorlora.cli.app import main
 from anchorlora.features.files import write_cores
 from anchorlora.pages.audit import render
 from audited import Drawn, full_weights, write_pair, write_weights
-from golden import assert_golden
-from said import one_line
+from golden import assert_golden, one_line
 
 
 def masked(text):

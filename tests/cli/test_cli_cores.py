@@ -12,8 +12,7 @@ from anchorlora.adapters import read_adapter, write_adapter
 from anchorlora.cli.app import main
 from anchorlora.features.files import read_cores
 from anchorlora.geometry import Factors
-from golden import assert_golden
-from said import one_line
+from golden import assert_golden, one_line
 
 
 @pytest.fixture(scope="module")

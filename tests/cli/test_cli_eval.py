@@ -13,8 +13,8 @@ from anchorlora import METHODS, run_sequence
 from anchorlora.cli.app import main
 from anchorlora_lab.suites.evaluation import Evaluation, FlippedPrompts
 from anchorlora_lab.suites.questions import SUITES
+from golden import one_line
 from reports import made
-from said import one_line
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from anchorlora import METHODS, run_sequence
 from anchorlora.adapters import write_adapter
 from anchorlora.cli.app import main
 from anchorlora.geometry import Factors
-from golden import assert_golden
-from said import one_line
+from golden import assert_golden, one_line
 
 
 @pytest.fixture(scope="module")

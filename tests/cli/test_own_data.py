@@ -8,7 +8,7 @@ import layouts
 from anchorlora.cli.app import main
 from anchorlora.runs.provenance import _file
 from anchorlora.store.record import read_record
-from said import one_line
+from golden import one_line
 
 FEW = ["--method", "sfor", "--set", "max_tokens=96", "--set", "rows=8", "--set", "held_out_rows=0", "--set", "train_limit=8"]
 FEW += ["--set", "test_limit=2", "--set", "rank=2"]

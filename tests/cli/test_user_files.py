@@ -9,7 +9,7 @@ from anchorlora import METHODS, Freeze, Shared
 from anchorlora.cli.app import main
 from anchorlora.cli.parsing import method_named
 from anchorlora.errors import UserFileFailed
-from said import one_line
+from golden import one_line
 
 MODERN = """
 from __future__ import annotations

@@ -18,8 +18,8 @@ from anchorlora.store.record import read_record
 from anchorlora.store.seal import read_sealed, seal, write_sealed
 from faults.damages import ADAPTER, ANSWERED, BEGUN, DAMAGES, INPUTS, STOPS, TASK, empty, flip, swap, truncate
 from faults.runs import AskToStop, assert_same, command, run
+from golden import one_line
 from reports import made
-from said import one_line
 
 SAVED = {"step": {"task": 3, "step": 2}, "answers": {"task": 2, "batch": 1}}
 METHOD, OTHER = "o-lora-bsr", "o-lora-hard"

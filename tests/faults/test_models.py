@@ -13,7 +13,7 @@ from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import NotFinite
 from anchorlora.models.load import load_base_model, load_weights
-from said import one_line
+from golden import one_line
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -18,7 +18,7 @@ from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.text import file_name
 from anchorlora_lab.grid.plan import Axes, plan, slug
-from said import one_line
+from golden import one_line
 
 NAMES = [
     "../up",

@@ -15,8 +15,8 @@ from anchorlora.errors import Interrupted
 from anchorlora.runs.autosave import Stop
 from anchorlora.runs.trackers import Trackers, tracked
 from faults.runs import AskToStop
+from golden import one_line
 from records import VOLATILE
-from said import one_line
 
 STEPS = 3  # of each of three tasks
 

@@ -14,7 +14,7 @@ from typing import Any
 from anchorlora.adapters.files import read_with_whole
 from anchorlora.data import LOSS
 from anchorlora.data.metrics import TOKEN_ACCURACY
-from anchorlora.data.rendering import SPLIT
+from anchorlora.data.tokenized import SPLIT
 from anchorlora.errors import InvalidValue
 from anchorlora.models.own_text import OWN_TOKENS
 from anchorlora.scores import metric_in_words
