@@ -38,10 +38,10 @@ class Learner(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": interval}
 
 
-def fit(row, setting, callback, folder):
+def fit(row, setting, callback, folder, *, steps=None, checkpoint=None):
     trainer = lightning.Trainer(
         accelerator="cpu",
-        max_steps=steps_of(row),
+        max_steps=steps or steps_of(row),
         max_epochs=-1,
         callbacks=[callback],
         gradient_clip_val=None if "manual" in row.loop else CLIP,
@@ -52,7 +52,8 @@ def fit(row, setting, callback, folder):
         default_root_dir=folder,
     )
     batches = torch.utils.data.DataLoader(tokens(2), batch_size=8)
-    trainer.fit(Learner(setting.model.train(), row), batches)
+    trainer.fit(Learner(setting.model.train(), row), batches, ckpt_path=checkpoint)
+    return trainer
 
 
 def learn(row, setting, folder):
@@ -66,6 +67,22 @@ def learn(row, setting, folder):
 @pytest.mark.parametrize("row", LIGHTNING, ids=str)
 def test_protection_is_kept(row, note, tmp_path):
     note(row, {name: learn(row, build(), tmp_path) for name, build in SETTINGS.items()})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("given", [True, False])
+def test_a_stopped_training_goes_on_from_a_checkpoint_with_the_constraints_that_it_began_with(given, tmp_path):
+    """Without constraints, too: B of a block that was new when training began goes on training."""
+    for steps, checkpoint in ((20, None), (40, tmp_path / "half.ckpt")):
+        setting = SETTINGS["hard"]()
+        callback = LightningProtection(setting.constraints if given else None, **setting.options())
+        trainer = fit(LIGHTNING[0], setting, callback, tmp_path, steps=steps, checkpoint=checkpoint)
+        trainer.save_checkpoint(tmp_path / "half.ckpt")
+    assert trainer.global_step == 40
+    for layer in callback.anchor.layers:
+        A = layer.factor("A").detach().double()
+        assert float((A @ layer.core.basis.double()).norm()) <= 2 * torch.finfo(torch.float32).eps * float(A.norm())
+        assert not torch.equal(layer.factor("B"), layer.start_factor("B"))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from anchorlora.adapters import Anchor
 from anchorlora.constraints import holds_factors
-from anchorlora.errors import InvalidValue, MissingExtra
+from anchorlora.constraints.protect import constraints_for
+from anchorlora.errors import AnchorloraError, InvalidValue, MissingExtra
 from anchorlora.integrations.base import CallbackBase
 
 try:
@@ -51,6 +53,19 @@ class LightningProtection(CallbackBase, Callback):
         2
     """
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Choose the constraints, where none are given, before a checkpoint is loaded.
+
+        Args:
+            trainer: Lightning's trainer.
+            pl_module: The LightningModule.
+            stage: "fit", or another, where nothing trains.
+        """
+        self.chosen = None
+        if stage == "fit" and self.constraints is None:
+            with suppress(AnchorloraError):  # a model that `configure_model` makes is not there yet
+                self.chosen = constraints_for((self.own_anchor and self.anchor) or Anchor.of(pl_module, **self.anchoring))
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start to protect the one optimizer that trains the factors.
 
@@ -61,7 +76,7 @@ class LightningProtection(CallbackBase, Callback):
         Raises:
             InvalidValue: No optimizer trains the factors, or several do.
         """
-        if self.constraints is None and trainer.global_step:
+        if self.constraints is None and self.chosen is None and trainer.global_step:
             raise InvalidValue('a checkpoint does not say how its training began: give the constraints, such as [Retract("A"), ..]')
         anchor = (self.own_anchor and self.anchor) or Anchor.of(pl_module, **self.anchoring)
         holding = [optimizer for optimizer in trainer.optimizers if holds_factors(optimizer, anchor)]
