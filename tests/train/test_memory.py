@@ -220,6 +220,21 @@ def test_a_run_without_a_memory_and_two_with_one_are_refused(folded, data, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+def test_after_a_run_without_cores_plain_lora_goes_on_and_leaves_none_either(folded, data, tmp_path, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert taught(data, first, "inc-lora", new="questions", keep=(), after=folded, more=("--dry-run",)) == 0
+    assert taught(data, first, "inc-lora", new="questions", keep=(), after=folded) == 0
+    assert taught(data, second, "seq-lora", keep=(), after=first, more=("--name", "again")) == 0
+    assert [part["name"] for part in verdict(second)["kept"]] == ["questions", "news", "reviews"]
+    assert not [*first.rglob("skill/*/cores.safetensors"), *second.rglob("skill/*/cores.safetensors")]
+    capsys.readouterr()
+    for method, lacks in (("inc-lora-hard", "leaves none"), ("fold-16", "does not remember it")):
+        assert taught(data, tmp_path / "out", method, keep=(), after=first, more=("--name", "again")) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"{first} was trained by a method that {lacks}; give its text" in said
+        assert said.endswith("or continue with --method inc-lora")
+
+
 def text_left(out, stage):
     return [json.loads(line) for line in (out / f"skill/{stage}/old_text.jsonl").read_text().splitlines()]
 

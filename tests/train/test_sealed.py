@@ -375,6 +375,20 @@ def test_after_an_answer_that_was_too_long_the_same_command_with_room_for_it_goe
     assert main([*command(data, tmp_path / "out"), "--set", "max_tokens=128"]) == 0
 
 
+def test_what_is_refused_as_training_begins_leaves_nothing_and_goes_through_when_it_is_mended(data, tmp_path, capsys):
+    odd = ["--method", "oplora", "--track", "tensorboard"]
+    refused(command(data, tmp_path / "out", *odd, "--set", "ProjectSingular.k=5000"), capsys, "--set ProjectSingular.k=..")
+    assert not (tmp_path / "out").exists()
+    assert main(command(data, tmp_path / "out", *odd, "--set", "ProjectSingular.k=4")) == 0
+
+
+def test_what_an_old_adapter_does_not_go_with_is_refused_before_text_is_read(finished, data, tmp_path, capsys):
+    words = ["train", data["model"], "--data", data["questions"], "--after", str(finished), "--out", str(tmp_path / "out"), *FEW]
+    for odd, said in (("seq-lora --rank 8", "; leave the rank out"), ("sd-lora", "gates, which no adapter holds")):
+        assert "finding what to protect" not in refused([*words, "--method", *odd.split()], capsys, said)
+        assert not (tmp_path / "out").exists()
+
+
 def test_the_verdict_and_the_page_say_the_names_that_people_gave_and_files_have_plain_ones(named):
     first, second, _, said = named
     page = (first / "index.html").read_text()

@@ -25,7 +25,7 @@ from anchorlora.store.json import Unreadable, checked, loads, read_file, read_js
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.tensors import opened_tensors, write_tensors
 from anchorlora.text import shown
-from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, UNREAD, SkillRequest, name_of_data, stem_of
+from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, UNREAD, name_of_data, stem_of
 
 PROBES, ENERGIES, CAPACITY = "probes", "energies.safetensors", "capacity.json"
 ROWS = "rows.json"  # how many rows of each source of text are learned, kept, cut and left out
@@ -48,11 +48,6 @@ class Kept:
     unread: list[Sample] = field(default_factory=list)  # of a skill, whose answers the memory does not know yet
     old_text: list[dict[str, Any]] = field(default_factory=list)  # rows that an earlier skill trained on again, and of its own
     facts: dict[str, Any] = field(default_factory=dict)
-
-
-def earlier_places(request: SkillRequest) -> list[str]:
-    """Return everything that is kept: files, "self", and directories of earlier skills."""
-    return [*([request.after] if request.after is not None else []), *request.keep]
 
 
 def kept_at(place: str, columns: str | None, unfit: Mapping[str, Collection[int]] | None = None) -> list[Kept]:

@@ -138,7 +138,7 @@ def price_of(
         if method.reads_past:
             what = f"reading what answers depend on in {part.name}"
             phases.append(_depended_on(what, method, _learned(part), part.text, rates))
-        if leaves_cores(method):
+        if leaves_cores(request, method):
             texts = min(recipe.features.rows, _learned(part))
             seconds = texts * part.text * rates.reading * rates.shared + rates.spectra
             phases.append(Phase(f"finding what to protect of {part.name}", f"{texts:,} texts", seconds))
@@ -155,7 +155,7 @@ def price_of(
         phases.append(_tested(f"testing {part.name} after", part, rates, most, batch))
     if method.reads_past and not left:
         phases.append(_depended_on("reading what its answers depend on", method, len(train), mean(train.lengths), rates))
-    if leaves_cores(method):
+    if leaves_cores(request, method):
         texts = min(recipe.features.rows, len(train))
         seconds = texts * mean(train.lengths) * rates.reading + rates.spectra
         phases.append(Phase("finding what a later skill must protect", f"{texts:,} texts", seconds))

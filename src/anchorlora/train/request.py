@@ -263,9 +263,21 @@ def reads_cores(method: Method) -> bool:
     return ("core" in method.requires or _merges(method)) and method.provided_cores is None
 
 
-def leaves_cores(method: Method) -> bool:
-    """Return whether a skill leaves cores, which a later one may protect: all but those that remember what answers depend on do."""
-    return reads_cores(method) or not method.reads_past
+def earlier_places(request: SkillRequest) -> list[str]:
+    """Return everything that is kept: files, "self", and directories of earlier skills."""
+    return [*([request.after] if request.after is not None else []), *request.keep]
+
+
+def earlier_skills(request: SkillRequest) -> list[Path]:
+    """Return what the earlier skills that are kept have left, each a folder."""
+    left = (Path(place) / SKILL / "after" for place in earlier_places(request))
+    return [folder for folder in left if folder.is_dir()]
+
+
+def leaves_cores(request: SkillRequest, method: Method) -> bool:
+    """Return whether a skill leaves cores, which a later one may protect: of all that is kept, or none."""
+    known = not method.reads_past and all((folder / CORES).is_file() for folder in earlier_skills(request))
+    return reads_cores(method) or known
 
 
 def leaves_rows(request: SkillRequest, method: Method, rank: int) -> bool:

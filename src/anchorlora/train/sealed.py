@@ -26,6 +26,7 @@ from anchorlora.store.run_folder import (
     ADAPTER,
     INPUTS,
     SKILL,
+    TRACKERS,
     RunFolder,
     may_precede_config,
     refuse_altered,
@@ -102,10 +103,13 @@ def claim(request: SkillRequest, out: Path, count: Callable[[], list[dict[str, A
 
 
 def forget(request: SkillRequest, out: Path) -> None:
-    """Remove what a request that was refused has left."""
-    file = out / SKILL / REQUEST
-    if file.exists() and not differences(request_in(file), request):
-        shutil.rmtree(out / SKILL)
+    """Remove what a request that was refused has left, unless a state was saved."""
+    file, run = out / SKILL / REQUEST, RunFolder(out)
+    if file.exists() and not differences(request_in(file), request) and not any(run.states.glob("[0-9]*")):
+        for path in (run.config_file, run.log_file, run.trace):
+            path.unlink(missing_ok=True)
+        for folder in (run.states, run.root / TRACKERS, run.skill):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def keep_inputs(request: SkillRequest, skill: Path) -> None:

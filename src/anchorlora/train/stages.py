@@ -68,7 +68,6 @@ from anchorlora.train.kept import (
     Kept,
     capacity,
     cores_of_layers,
-    earlier_places,
     facts_of_joined,
     held_out,
     joined_cores_in,
@@ -78,7 +77,18 @@ from anchorlora.train.kept import (
     rows_of_file,
     write_joined_cores,
 )
-from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, UNREAD, SkillRequest, default_recipe, leaves_cores, reads_cores
+from anchorlora.train.request import (
+    CORES,
+    MEMORY,
+    OLD_TEXT,
+    SELF,
+    UNREAD,
+    SkillRequest,
+    default_recipe,
+    earlier_places,
+    leaves_cores,
+    reads_cores,
+)
 
 SCORES, FACTS = "scores.json", "facts.json"
 OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
@@ -134,7 +144,8 @@ def before(teaching: Teaching) -> None:
     if note := template_note(request.base_model, tokenizer, request.adapter):
         teaching.say(note)
     room = session.room(recipe.training.max_tokens)
-    checkpointing = checkpoints(request, session)
+    of_run = {"targets": targets_of(request, session), "checkpointing": checkpoints(request, session)}
+    request.recipe(folder, method, of_run)  # what does not go together is refused before text is written and read
     for part in kept:
         if part.source == SELF:
             _write_own_text(teaching, part, adapted, room)
@@ -149,7 +160,7 @@ def before(teaching: Teaching) -> None:
             memory = reading(part.unread or part.samples, name=part.name, past=memory, watch=watch)
             if elsewhere:
                 adapted = teaching.adapted()
-        if not leaves_cores(method):
+        if not leaves_cores(request, method):
             continue
         if part.cores is None:
             made = _cores(session, adapted, part.samples, recipe, teaching.begin(f"finding what to protect of {part.name}"))
@@ -170,8 +181,7 @@ def before(teaching: Teaching) -> None:
             write_joined_cores(temporary, union, origin={"kept": [part.name for part in kept]})
         facts: dict[str, Any] = {
             "kept": [{"name": p.name, "source": p.source, "probes": len(p.probes), **facts_of_joined(p, union)} for p in kept],
-            "targets": targets_of(request, session),
-            "checkpointing": checkpointing,
+            **of_run,
         }
         if method.rehearsal:
             write_lines(temporary / OLD_TEXT, [row for part in kept for row in part.old_text or map(row_of, part.samples)])
@@ -229,7 +239,7 @@ def after(teaching: Teaching, recipe: Recipe, *, left: bool) -> None:
     with sealed_folder(folder / "after") as temporary:
         write_text(temporary / SCORES, json.dumps(teaching.kept_scores(adapted, recipe)))
         source, earlier = teaching.files, folder / "before"
-        if leaves_cores(method):
+        if leaves_cores(request, method):
             watch = teaching.begin(f"finding what a later skill must protect of {request.name}")
             samples = islice(source.rows_of(request.name, "train"), MOST_ROWS)  # what is held out measures a later skill
             made = _cores(session, adapted, samples, recipe, watch)

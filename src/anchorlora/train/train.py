@@ -14,8 +14,9 @@ from anchorlora.constraints import Freeze
 from anchorlora.continual.callback import RunCallback, Tell
 from anchorlora.data import Encoder, TextFiles
 from anchorlora.data.templates import refuse_deaf
-from anchorlora.errors import AnchorloraError, Interrupted, InvalidValue
+from anchorlora.errors import AnchorloraError, Interrupted, InvalidType, InvalidValue, MissingExtra, Stopped, UnknownName
 from anchorlora.methods import METHODS, Method
+from anchorlora.methods.gated import GatedPerTask
 from anchorlora.models.hub import is_path
 from anchorlora.models.load import configured_ends, tokenizer_of
 from anchorlora.models.own_text import most_tokens, refuse_too_large
@@ -33,7 +34,7 @@ from anchorlora.store.seal import sealed_folder
 from anchorlora.train import price
 from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
-from anchorlora.train.kept import OWN_SHARE, counted_at, earlier_places, refuse_repeated
+from anchorlora.train.kept import OWN_SHARE, counted_at, refuse_repeated
 from anchorlora.train.request import (
     CORES,
     EXACT,
@@ -43,6 +44,8 @@ from anchorlora.train.request import (
     SELF,
     SkillRequest,
     default_recipe,
+    earlier_places,
+    earlier_skills,
     leaves_rows,
     reads_cores,
 )
@@ -192,9 +195,10 @@ def _session(request: SkillRequest) -> Session:
 def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, conduct: Mapping[str, Any]) -> None:
     """Do what is left of teaching a skill: what is kept, the run, the same again."""
     request, out, folder, method = teaching.request, teaching.out, teaching.folder, teaching.method
+    begins = not (folder / "before").is_dir()
     try:
         claim(request, out, partial(_counted, request, teaching.files, teaching.tell))
-        if not (folder / "before").is_dir():
+        if begins:
             before(teaching)
             compare_inputs(request, folder)
     except AnchorloraError as error:
@@ -226,12 +230,15 @@ def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, conduct: Mapp
             **conduct,
         )
 
-    budget = []
-    if request.budget is not None:
-        refuse_few({part["name"]: part["probes"] for part in facts_in(folder)["kept"]})
-        budget = [WithinBudget(teaching)]
     teaching.say("training")
-    run(method, recipe, out, *budget)
+    try:
+        if request.budget is not None:
+            refuse_few({part["name"]: part["probes"] for part in facts_in(folder)["kept"]})
+        run(method, recipe, out, *([] if request.budget is None else [WithinBudget(teaching)]))
+    except (InvalidValue, InvalidType, UnknownName, MissingExtra) as error:
+        if begins and not isinstance(error, Stopped):  # so that what is mended can be asked for in the same place
+            forget(request, out)
+        raise
     checked()
     _publish(out, request)
     if not (folder / "after").is_dir():
@@ -291,17 +298,19 @@ def _refuse_early(request: SkillRequest, method: Method) -> None:
     """Refuse what would show only after the model is loaded."""
     if request.budget is not None:
         refuse_nonlinear(request, method)
-    skills = [place for place in earlier_places(request) if (Path(place) / SKILL / "after").is_dir()]
-    for asked, left, needs, lacks, instead in (
-        (reads_cores(method), CORES, "protects directions that layers read", "leaves none", FRESH),
-        (method.reads_past, MEMORY, "needs what answers depend on", "does not remember it", EXACT),
-        (method.rehearsal is not None, OLD_TEXT, "trains on old text again", "keeps none", EXACT),
+    skills = earlier_skills(request)
+    for asked, left, needs, lacks in (
+        (reads_cores(method), CORES, "protects directions that layers read", "leaves none"),
+        (method.reads_past, MEMORY, "needs what answers depend on", "does not remember it"),
+        (method.rehearsal is not None, OLD_TEXT, "trains on old text again", "keeps none"),
     ):
-        without = next((place for place in skills if asked and not (Path(place) / SKILL / "after" / left).is_file()), None)
+        without = next((skill for skill in skills if asked and not (skill / left).is_file()), None)
         if without is not None:
+            there = ((CORES, EXACT), (MEMORY, FRESH))
+            instead = next((name for file, name in there if (without / file).is_file()), METHODS.baseline("cumulative").name)
             raise InvalidValue(
-                f"{method.name} {needs}, and {without} was trained by a method that {lacks}; give its text with --keep FILE "
-                f"instead, or continue with --method {instead}"
+                f"{method.name} {needs}, and {without.parents[1]} was trained by a method that {lacks}; give its text with --keep "
+                f"FILE instead, or continue with --method {instead}"
             )
     frozen = {part.factor for part in method.constraints if isinstance(part, Freeze)}
     if request.adapter is None and method.plan.family == "shared" and "B" in frozen:
@@ -309,9 +318,15 @@ def _refuse_early(request: SkillRequest, method: Method) -> None:
             f"{method.name} trains A alone, and B of a new adapter is zero, so nothing would be learned; give --adapter, --after, "
             "or take --method inc-lora-hard"
         )
-    if method.reads_past and len(skills) > 1:
+    if request.adapter is not None and isinstance(method.plan, GatedPerTask):
         raise InvalidValue(
-            f"{skills[0]} and {skills[1]} each remember what their answers depend on, and {method.name} continues from one memory; "
+            f"{method.name} weighs earlier blocks by gates, which no adapter holds; take --method {EXACT}, or keep text with "
+            "--keep FILE and leave the adapter out"
+        )
+    if method.reads_past and len(skills) > 1:
+        one, other = (skill.parents[1] for skill in skills[:2])
+        raise InvalidValue(
+            f"{one} and {other} each remember what their answers depend on, and {method.name} continues from one memory; "
             "keep one of them by its text, with --keep FILE"
         )
     if request.after is None:
