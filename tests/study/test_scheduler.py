@@ -260,6 +260,9 @@ def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, t
     done = [word.replace(f",{idea}:wrong", "") for word in asked]
     assert main(done) == 0
     assert f"1 of 1 runs are finished in {tmp_path}/g; none was missing\n" in capsys.readouterr().out
+    for more in ([], ["--dry-run"], ["--list"]):
+        assert main([*done, "--set", "learning_rate=0.01", *more]) == 2, "a finished run of other settings is not this one"
+        assert "belongs to another configuration (recipe.training.learning_rate: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

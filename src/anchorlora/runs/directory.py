@@ -93,17 +93,19 @@ class RunDirectory(RunFolder):
 
     def refuse_others(self, config: RunConfig) -> None:
         """Check that this is the directory of a run, or empty; write nothing."""
-        file = self.config_file
         self._refuse_links()
-        if file.exists():
-            changed = differences(self.read_config(), config)
-            if changed:
-                raise InvalidValue(
-                    f"{file} belongs to another configuration ({'; '.join(changed[:3])}"
-                    f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
-                )
+        if self.has_begun:
+            self.refuse_another(config)
         elif self.root.exists() and any(not may_precede_config(path) for path in self.root.iterdir()):
             raise InvalidValue(f"{self.root} is not empty and is not a run directory (no {CONFIG_FILE}); choose another --out")
+
+    def refuse_another(self, config: RunConfig) -> None:
+        """Check that a run that has begun here is the one that is asked for."""
+        if changed := differences(self.read_config(), config):
+            raise InvalidValue(
+                f"{self.config_file} belongs to another configuration ({'; '.join(changed[:3])}"
+                f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
+            )
 
     def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[SavedResult]:
         """Read the results of the finished tasks, up to the first whose files are not what was written."""

@@ -64,6 +64,7 @@ def grid(
     )
     if dry_run:
         for each in planned:
+            each.refuse_another()
             out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
         out.print(f"{sum(not each.done for each in planned)} of {len(planned)} runs are missing")
         at_a_time = engines.at_a_time(recipe.base_model.device)

@@ -41,6 +41,8 @@ def bar_over(console: Console, clock: Callable[[], float] | None = None) -> Prog
 
 def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, conduct: Conduct) -> list[Outcome]:
     """Run what is missing, with a bar over all runs and one line per finished run."""
+    for each in planned:
+        each.refuse_another()
     done = sum(each.done for each in planned)
     remember([each.folder for each in planned], root)
     bar = bar_over(err)
@@ -61,6 +63,8 @@ def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, conduct: 
 
 def commands(planned: Sequence[Planned], *, root: Path, conduct: Conduct, retry_failed: bool) -> None:
     """Print the command of every missing run, one a line, after writing its configuration."""
+    for each in planned:
+        each.refuse_another()
     if all(each.done for each in planned):
         return
     remember([each.folder for each in planned], root)

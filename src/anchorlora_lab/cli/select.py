@@ -54,6 +54,8 @@ def select(
     scale = scale_of(recipe, tunable, tasks, seed, to) if values is None else None
     scaled = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
     candidates = candidate_runs(recipe, method, tunable, scaled, tasks, seed, to)
+    for candidate_run in candidates:
+        candidate_run.refuse_another()
     already = (to / FILE).exists()
     if not already:
         outcomes = run_all(candidates, root=to, engine=engine, conduct=conduct)

@@ -46,6 +46,16 @@ class Planned:
         """True once the run is finished."""
         return RunFolder(self.folder).record_file.exists()
 
+    def refuse_another(self) -> None:
+        """Refuse a finished run that is not this one: it would count as what nobody ran.
+
+        Raises:
+            InvalidValue: It has another configuration.
+        """
+        run = RunDirectory(self.folder)
+        if self.done and run.has_begun:  # collected records may come without a configuration
+            run.refuse_another(self.config)
+
 
 @dataclass(frozen=True)
 class Outcome:
