@@ -84,6 +84,8 @@ def test_what_cannot_be_exported_gets_one_line_and_nothing_is_written(finished, 
     dora, pickled = shutil.copytree(plain, tmp_path / "dora"), shutil.copytree(plain, tmp_path / "pickled")
     config = json.loads((dora / "adapter_config.json").read_text())
     (dora / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
+    copies = shutil.copytree(plain, tmp_path / "copies")
+    (copies / "adapter_config.json").write_text(json.dumps(config | {"layer_replication": [[0, 1], [0, 2]]}))
     (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
     capsys.readouterr()
     for source, arguments, message in [
@@ -98,7 +100,8 @@ def test_what_cannot_be_exported_gets_one_line_and_nothing_is_written(finished, 
             f"{empty} is neither a run directory (config.yaml), nor a task of one, nor a saved adapter (adapter_config.json)",
         ),
         (full, [], f"{full} holds a model's full weights and no adapter; give a run, a task, or an adapter"),
-        (dora, [], "describes a DoRA adapter, whose update is not a product s B A"),
+        (dora, [], "describes a DoRA adapter, whose update is not a product s B A; merge it into its base with PEFT"),
+        (copies, [], "sets layer_replication, so its layers are not those of the base model; merge it into its base with PEFT"),
         (pickled, [], "adapter_model.bin is a pickle, which is not opened here; convert it: python -c"),
         (finished, ["--form", "svd"], "--form svd needs the rank to reduce to; give it with --rank"),
         (finished, ["--form", "svd", "--rank", "0"], "0 is not in the range x>=1"),

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:peft", "ignore:Mode
 EPS = torch.finfo(torch.float32).eps
 WHOLE = {
     "a head": {"modules_to_save": ["lm_head"]},
-    "a norm and an embedding": {"modules_to_save": ["model.norm", "embed_tokens"]},
+    "norms and an embedding": {"modules_to_save": ["norm", "embed_tokens"]},  # PEFT takes every module whose path ends so
     "new rows": {"trainable_token_indices": {"embed_tokens": [60, 61]}},
 }
 

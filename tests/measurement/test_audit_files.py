@@ -319,6 +319,8 @@ def test_requests_that_mean_nothing_are_refused(tmp_path):
     refused("is neither a run directory .*, nor a saved adapter .*, nor a model", tmp_path / "empty", tmp_path / "empty")
     refused("data.jsonl", before, after, data="data.jsonl")
     refused("--data makes cores for an adapter", a, a, data="data.jsonl")
+    edit_config(before, layer_replication=[[0, 1], [0, 1]])
+    refused("sets layer_replication, so its layers are not those of the base model", before, after, weights=3, model=str(a))
     edit_config(after, init_lora_weights=False)
     (tmp_path / "base").mkdir()
     (tmp_path / "base/config.json").write_text("{}")

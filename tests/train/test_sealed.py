@@ -118,6 +118,14 @@ def test_a_damaged_task_of_a_run_is_no_old_adapter(finished, data, tmp_path, cap
     refused([*words, "--adapter", str(task), "--keep", data["reviews"]], capsys, str(task / "adapter_model.safetensors"))
 
 
+def test_the_old_adapter_of_a_run_is_that_after_its_last_task(finished, data, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run", ignore=shutil.ignore_patterns("skill"))
+    shutil.rmtree(run / "adapter")  # as `anchorlora run` leaves it
+    given = {"base_model": {"model": data["model"]}, "data": data["news"], "old_adapter": str(run)}
+    asked = skill_request(given, same_size=False, method="inc-lora", methods=METHODS)
+    assert asked.old_adapter == str(run / "tasks/1-news/adapter")
+
+
 def test_a_second_first_task_in_the_run_directory_is_no_fault_of_ours_and_a_missing_one_is_said(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)

@@ -93,7 +93,8 @@ def read_adapter(folder: Path, *, beside: dict[str, Tensor] | None = None) -> di
                     raise NotFinite(f"{weights}: {whole} holds NaN or infinite values")
                 continue
             if match is None or layer is None:
-                raise InvalidValue(f"{weights} holds {key}, which is not a factor of a plain LoRA adapter on linear layers")
+                remedy = "; save the adapter with save_embedding_layers=False" if key.endswith(".base_layer.weight") else ""
+                raise InvalidValue(f"{weights} holds {key}, which is not a factor of a plain LoRA adapter on linear layers{remedy}")
             if stored.setdefault(layer, match[1]) != match[1]:
                 raise InvalidValue(f"{weights} holds {layer} twice, as {stored[layer]} and as {match[1]}; save the adapter again")
             halves.setdefault(layer, {})[match[2]] = file.get_tensor(key)

@@ -57,7 +57,8 @@ def comes_with(path: str | None, config: Mapping[str, Any]) -> bool:
     if path.endswith(ROWS):
         return bool(config.get("trainable_token_indices"))
     saved = config.get("modules_to_save")
-    return isinstance(saved, list) and named(path.rpartition(".")[0], saved)
+    ends = [name for name in saved if name and isinstance(name, str)] if isinstance(saved, list) else []
+    return path.rpartition(".")[0].endswith(tuple(ends))  # as PEFT reads them: "norm" is the end of "input_layernorm", too
 
 
 def put_whole(base: nn.Module, whole: WholeWeights, *, where: str) -> None:

@@ -16,7 +16,7 @@ from anchorlora.embedded import PREFIX
 from anchorlora.features.files import read_cores
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.paths import expanded
-from anchorlora.store.adapter_config import WEIGHTS_FILE, adapter_sha256
+from anchorlora.store.adapter_config import WEIGHTS_FILE, adapter_sha256, refuse_replicated
 from anchorlora.store.artifact import artifact_in
 from anchorlora.store.export import Base, Source
 from anchorlora.store.record import Record
@@ -47,6 +47,7 @@ def export_source(folder: Path, *, model: str | None = None) -> ExportSource:
     adapter, settings = found.adapter, found.base_model(model)
     if model is not None:
         settings = settings.model_copy(update={"quantized": None})
+    refuse_replicated(adapter)
     factors, whole = read_with_whole(adapter)
     facts: dict[str, Any] = {"adapter": adapter, "factors": factors, "whole": whole, "named_in": found.named_in(model)}
     if found.config is None:

@@ -29,7 +29,7 @@ from anchorlora.measurement.drift import Drift, measure
 from anchorlora.measurement.layers import Audited, Block, LayerChange, block_layer, coarser, weight_layer
 from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer
 from anchorlora.paths import expanded
-from anchorlora.store.adapter_config import WEIGHTS_FILE, read_config
+from anchorlora.store.adapter_config import WEIGHTS_FILE, read_config, refuse_replicated
 from anchorlora.store.artifact import Artifact, artifact_in
 from anchorlora.store.run_folder import refuse_altered
 from anchorlora.store.seal import sha256
@@ -152,6 +152,7 @@ def _directions(
     if cores is not None:
         return by_layer(cores, layers, str(ask.cores)), f"the cores of {ask.cores}"
     if ask.weights is not None:
+        refuse_replicated(folder)
         base = _base_weights(ask.model or read_config(folder).get("base_model_name_or_path"))
         wanted, transposed = WeightDirections(ask.weights), bool(read_config(folder).get("fan_in_fan_out"))
 

@@ -24,6 +24,7 @@ NO_PRODUCT = (
     "monteclora_config",
     "velora_config",
 )
+MERGE = "merge it into its base with PEFT (merge_and_unload, then save_pretrained), and give that model"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or str(config.get("peft_type")) != "LORA":
         raise InvalidValue(f"{path} does not describe a LoRA adapter")
     if config.get("use_dora"):
-        raise InvalidValue(f"{path} describes a DoRA adapter, whose update is not a product s B A")
+        raise InvalidValue(f"{path} describes a DoRA adapter, whose update is not a product s B A; {MERGE}")
     if config.get("target_parameters"):
         raise InvalidValue(
             f"{path} sets target_parameters, so its factors hold a product for each of several fused experts; train an adapter on "
@@ -63,6 +64,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise InvalidValue(f"{path}: alpha_pattern is {known!r:.40}, not a mapping of layers to numbers")
     _refuse_slow(path, config, known)
     return {**config, "alpha_pattern": known}
+
+
+def refuse_replicated(folder: Path) -> None:
+    """Refuse an adapter whose layers are copies of the base model's: a number in their path is that of another layer there."""
+    if read_config(folder).get("layer_replication"):
+        raise InvalidValue(f"{folder / CONFIG_FILE} sets layer_replication, so its layers are not those of the base model; {MERGE}")
 
 
 def _refuse_slow(path: Path, config: dict[str, Any], alphas: dict[str, Any]) -> None:

@@ -37,6 +37,7 @@ from anchorlora.data.sources import TextTaskSettings
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import METHODS, Method
 from anchorlora.paths import expanded, is_name
+from anchorlora.store.artifact import artifact_in
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.text import shown
 
@@ -179,7 +180,8 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
         if name in fields:
             fields[name] = absolute(fields[name])
     if "old_adapter" in fields and not (Path(fields["old_adapter"]) / CONFIG).is_file():  # a run, or one of its tasks
-        within = RunFolder(Path(fields["old_adapter"])).adapter
+        run = RunFolder(Path(fields["old_adapter"]))
+        within = artifact_in(run.root).adapter if run.has_begun and not run.skill.is_dir() else run.adapter
         fields["old_adapter"] = str(within) if (within / CONFIG).is_file() else fields["old_adapter"]
     _refuse_repeated_fields(fields.get("settings", {}))
     fields["keep"] = tuple(_place_to_keep(each) for each in fields.get("keep", ()))
