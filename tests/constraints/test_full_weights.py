@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Subspace, measure, protect
+from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, ProtectionCallback, Subspace, measure, protect
 from anchorlora.adapters import WeightAnchor
 from anchorlora.constraints import Retract
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost, UnknownName
@@ -87,6 +87,16 @@ def test_the_same_run_without_projection_leaks(name):
     with protect(optimizer, anchor, [ProjectGradient("W")]):  # which is not enough
         steps(model, optimizer, 30)
     assert measure(anchor).rho > 1e4 * measure(anchor).rho_floor
+
+
+def test_a_callback_without_constraints_projects_full_weights():
+    model = model_of()
+    anchor, optimizer = WeightAnchor.of(model, cores=cores_of(model)), optimizer_of(model, "adamw")
+    callback = ProtectionCallback(anchor=anchor)
+    callback.begin(model, optimizer)
+    steps(model, optimizer, 3)
+    callback.end()
+    assert measure(anchor).exact
 
 
 @settings(max_examples=10, deadline=None)

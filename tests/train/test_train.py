@@ -198,7 +198,7 @@ def test_the_losses_are_those_of_plain_peft_and_transformers(taught):
 
 def test_measure_says_the_same_loss_of_data(taught, capsys):
     probes, cores = (taught / "skill/before" / name for name in ("probes/reviews.jsonl", "cores.safetensors"))
-    assert main(["measure", str(MINI), str(taught), "--cores", str(cores), "--data", str(probes), "--json"]) == 0
+    assert main(["measure", "embedded:mini", str(taught), "--cores", str(cores), "--data", str(probes), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     (kept,) = verdict(taught)["kept"]
     assert found["exact"]
@@ -206,6 +206,8 @@ def test_measure_says_the_same_loss_of_data(taught, capsys):
         assert found["data"]["loss"][stage] == pytest.approx(kept["loss"][stage], rel=1e-5)
     assert main(["measure", str(MINI), str(taught), "--cores", str(cores), "--data", str(probes)]) == 0
     assert "loss on 16 examples: " in capsys.readouterr().out
+    assert main(["audit", "embedded:mini", str(taught), "--weights", "2"]) == 0
+    assert "2 leading singular directions" in capsys.readouterr().out
 
 
 def test_a_chain_keeps_all_earlier_skills_without_their_data(taught, data, tmp_path, capsys):

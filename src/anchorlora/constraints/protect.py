@@ -171,6 +171,8 @@ def protect(
 
 def constraints_for(anchor: Anchor) -> list[Constraint]:
     """Return the constraints that protect an anchor: B of a learned adapter is frozen, A of a new block starts off the core."""
+    if all(layer.names == ("W",) for layer in anchor.layers):
+        return [ProjectDisplacement("W")]
     learned = any(bool(layer.rows("B").any()) for layer in anchor.layers)
     closed: Constraint = Freeze("B") if learned else Retract("A")
     return [closed, ProjectGradient("A"), ProjectDisplacement("A")]

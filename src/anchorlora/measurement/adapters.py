@@ -203,7 +203,7 @@ def compare(before: Path, after: Path, *, cores: Path) -> Drift:
     Where the later adapter is the earlier one with blocks stacked behind it, the change is the new rows alone, exact to the last
     digit.
     """
-    then, now = artifact_in(before), artifact_in(after)
+    then, now = artifact_in(embedded(str(before), "base_model") or before), artifact_in(after)
     refuse_altered(cores)
     later, new = read_with_whole(now.adapter)
     earlier, old = {layer: f.unborn() for layer, f in later.items()}, NO_WHOLE

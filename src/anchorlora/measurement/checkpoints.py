@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from anchorlora.devices import type_name
+from anchorlora.embedded import folder as embedded
 from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_cores
 from anchorlora.measurement.adapters import audit_adapters
@@ -147,7 +148,7 @@ def audit(
     )
     if request.cores is not None:
         refuse_altered(request.cores)
-    then, now = artifact_in(Path(before)), artifact_in(Path(after))
+    then, now = artifact_in(embedded(str(before), "base_model") or Path(before)), artifact_in(Path(after))
     if now.adapters:
         if then.kind == "model" and (then.folder / "config.json").is_file():  # a base model that had no adapter yet
             request = replace(request, model=model or str(then.folder))

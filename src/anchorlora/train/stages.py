@@ -29,6 +29,7 @@ from typing import Any
 
 from torch import Tensor
 
+from anchorlora import embedded
 from anchorlora.adapters import lora_layers, read_adapter
 from anchorlora.adapters.kinds import without_empty
 from anchorlora.config import Recipe
@@ -369,7 +370,7 @@ def change_on(data: str | Path, before: Path, after: Path, *, model: str | None 
     """Return loss and primary metric on data, with one adapter and with another of the same base model."""
     from anchorlora.store.artifact import artifact_in
 
-    then, now = artifact_in(before), artifact_in(after)
+    then, now = artifact_in(embedded.folder(str(before), "base_model") or before), artifact_in(after)
     settings = now.base_model(model)
     if settings.model is None:
         raise InvalidValue(f"{after} names no base model; give it with --model")
