@@ -227,7 +227,8 @@ def price() -> str:
     table = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
     skills, old = list(dict.fromkeys(skill for skill, _ in clusters)), list(abilities)
     return (
-        f"{table}\n\nSmolLM2-135M-Instruct; means over {len(clusters)} runs, each of 192 chats of a new skill "
+        f"{table}\n\nSmolLM2-135M-Instruct; means over {len(clusters)} runs (minutes and memory over the first {TIMED}), "
+        "each of 192 chats of a new skill "
         f"({', '.join(SKILLS[skill] for skill in skills)}); 40 new and 90 old test examples.\n"
         f"95 % intervals: the command learns {between('plain', ['new'])} points against plain LoRA and keeps "
         f"{between('plain', old)}; old abilities moved by {between('before', old)}.\n"

@@ -3,9 +3,7 @@
 1. The prompts are read in packed rows, each of which computes what its prompts begin with once.
 2. The first token of each answer chooses a draft: the label that begins with it. One forward reads all drafts, and each is accepted
    as far as it is what greedy decoding would have generated.
-3. What is left is generated token by token; a row that has ended leaves the batch.
-
-The tokens are those of greedy decoding, one prompt at a time, up to rounding.
+3. What is left is generated token by token; a row that has ended leaves the batch. The tokens are those of one prompt at a time.
 """
 
 from __future__ import annotations

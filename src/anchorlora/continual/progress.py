@@ -6,9 +6,7 @@
     dropout/kind      states of the generators that dropout draws from, by kind of device
     rank-n/kind       the same of the other processes of the run
 
-The last two are kept while steps are left. Everything else follows from the seed, the data and the finished tasks: anchors and
-a retracted start (the task begins anew before this is loaded), the order of examples and of rehearsed ones, cores, and what
-constraints keep.
+The last two are kept while steps are left. All else follows from the seed, the data and the finished tasks.
 """
 
 from __future__ import annotations

@@ -11,12 +11,9 @@
 change, the former by PEFT's `ties`. Their result has full rank; what is stored is its nearest matrix of rank R, by a
 singular value decomposition as in PEFT's `ties_svd`. R is the sum of the ranks so far, so all three store as much as `PerTask`.
 
-What differs: the papers merge models that were trained one by one from the base model; here a block trains on top of what is
-merged, as in all methods of the table, and all earlier tasks are one change, which TIES trims again. The first block of a
-sequence has nothing to be merged with and stays as it is. Where the base model can do something that is to be kept (`anchorlora
-train`, and runs with `start.old_cores`), it is the past, with F = 0: `snapshot` then averages the first block with the base model,
-as WiSE-FT does. Shares are the papers' own: TIES keeps 20 %, DARE's official example for language models drops 20 %, WiSE-FT takes
-the middle.
+What differs: the papers merge models trained one by one from the base model; here a block trains on top of what is merged, and all
+earlier tasks are one change, which TIES trims again. The first block stays as it is, but where the base model is to be kept
+(`train`, `start.old_cores`): that is the past then, with F = 0. Shares are the papers' own: TIES keeps 20 %, DARE drops 20 %.
 """
 
 from __future__ import annotations

@@ -9,11 +9,7 @@ One condition is on the k leading singular directions U_k, V_k of the frozen wei
 
     singular      U_k^T dW = 0 and dW V_k = 0    the leading singular triples of the weight stay as they are
 
-`Preserves.derived` reads them off a method's parts, by what each constraint closes:
-
-    displacement  dA V = 0            delta_b       dB = 0
-    start         A_0 V = 0           delta_b_term  dB A_0 V = 0
-    or a condition as it stands above: state, response, singular
+`Preserves.derived` reads them off what each constraint closes: one of these, start (A_0 V = 0), or delta_b_term (dB A_0 V = 0).
 
     s (B A - B_0 A_0) V = s B_0 dA V + s dB A_0 V + s dB dA V
 

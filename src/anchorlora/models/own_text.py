@@ -3,12 +3,10 @@
     with a chat template   the model writes the user's message after the template's beginning, then answers it, as Magpie does
     without                the model writes from the beginning-of-sequence token
 
-Tokens are drawn from the model's own distribution, at temperature 1 and without cuts, so that the loss on the text is its entropy.
-They are kept as they were drawn: text that is tokenized again may be other tokens. Magpie: arXiv 2406.08464.
-
-A token is the first whose cumulated probability exceeds a number in [0, 1). Every batch of 16 texts has such numbers of its own. So
-as many batches as memory allows are drawn at once, up to eight, and rows that have ended leave, and the tokens are those of one
-text after the other, up to rounding. A float32 model on a CPU that multiplies in bfloat16 is copied in bfloat16 to write.
+Tokens are drawn at temperature 1 and without cuts, so that the loss on the text is its entropy, and kept as they were drawn: text
+that is tokenized again may be other tokens. A token is the first whose cumulated probability exceeds a number in [0, 1). Every
+batch of 16 texts has its own numbers, so the tokens do not depend, up to rounding, on how many batches memory allows at once.
+Magpie: arXiv 2406.08464.
 """
 
 from __future__ import annotations

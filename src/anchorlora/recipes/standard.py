@@ -1,15 +1,11 @@
 """The recipes of the package.
 
 `standard_cl`: the paper's protocol on a CL_Benchmark folder, for any causal language model.
-
 `mini`: the embedded default, a small base model and four tasks, both made by this project; a run takes half a minute on a CPU. It
-keeps the paper's protocol where that works at this size. The differences: a larger learning rate, since 1e-4 moves a model of this
-size by almost nothing in so few steps; micro-batches of 8, which give the same gradient as 8 of 1 apart from dropout masks; one
-thread, so two runs fit side by side on two cores and results do not depend on the number of threads.
-
-`long_sequence`: fifteen tasks in the order of the official O-LoRA scripts, for any causal language model. Every task is trained
-alike, with the study's protocol; the official script trains MNLI for two epochs and sets its penalties task by task.
-
+differs by a larger learning rate, since 1e-4 moves so small a model by almost nothing; micro-batches of 8, which give the same
+gradient apart from dropout masks; and one thread, so that results do not depend on their number.
+`long_sequence`: fifteen tasks in the order of the official O-LoRA scripts, all trained alike; the official script trains MNLI for
+two epochs and sets its penalties task by task.
 `qwen3_8b`, `mistral_7b`: the study's two base models with its full protocol, 3,625 optimizer steps for a run of four tasks.
 """
 

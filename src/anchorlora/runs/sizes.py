@@ -1,6 +1,4 @@
-"""Parameters and estimated memory of a run, from the base model's configuration alone.  Loads no weights.
-
-The model is built on torch's meta device, where tensors have shapes and no storage.
+"""Parameters and estimated memory of a run, from the base model's configuration alone: the model is built on torch's meta device.
 
     base model   parameters x bytes of the dtype
     blocks       LoRA factors in float32: value, gradient and two moments of the adapter that trains; values of frozen ones

@@ -3,10 +3,9 @@
 The best mean accuracy over the tasks at the end wins (AA on the holdout); within 0.1 percentage points of it, the smallest value.
 The manifest is written before any test file is opened: candidate runs work on a view of the data that cannot open one.
 
-Each tunable method has four candidates, declared before any run. Where a penalty's strength only means something beside the size
-of gradients and steps, the candidates stand for the reference below; for another base model they are scaled by one power of ten,
-measured before any candidate runs: after the first task (plain LoRA, training data without the holdout), on the examples of the
-first ten optimizer steps of the second task, without dropout:
+Each tunable method has four candidates, declared before any run. Where a penalty's strength means something only beside the size of
+gradients, another base model has them times a power of ten, measured before any candidate runs: after the first task (plain LoRA,
+training data without the holdout), on the examples of the first ten optimizer steps of the second, without dropout:
 
     example_gradient   g = rms over examples and factor entries of d l_n / d theta
     step_gradient      rms over B's entries of the mean gradient of a step, over ten steps
@@ -14,8 +13,6 @@ first ten optimizer steps of the second task, without dropout:
 
     EWC balances the task loss where lambda g^2 d = g, with displacements d in proportion to the learning rate:  1 / (g lr)
     N-LoRA where lambda times the penalty's gradient equals the step's:  step_gradient / sparsity_gradient
-
-The factor against the reference is rounded to a power of ten: it chooses a decade and tunes nothing.
 """
 
 from __future__ import annotations
