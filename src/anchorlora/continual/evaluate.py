@@ -1,10 +1,9 @@
 """Scores of a model: greedy decoding that stops where a server stops and nowhere else, batched by length.
 
 Models that read packed rows read each batch as one, with its right answers, whose loss is needed anyway: they are the first
-drafts, and the labels are the next (`decode`). For others, rows are sorted by length
-and padded on the left, and what all prompts of a task begin with (its name, instruction and options, half of a short prompt) is
-read once. Predictions come back in the order of the examples. In float32 the text does not depend on any of this; in bfloat16 it
-can, where two tokens are nearly tied.
+drafts, and the labels are the next (`decode`). For others, rows are sorted by length and padded on the left, and what all prompts
+of a task begin with is read once. Predictions come back in the order of the examples. In float32 the text does not depend on any of
+this; in bfloat16 it can, where two tokens are nearly tied.
 """
 
 from __future__ import annotations
