@@ -148,7 +148,7 @@ def _start(layer: AdaptedLayer, gradient: Tensor | None, principal: float) -> No
     else:
         with forked_generators():
             torch.manual_seed(0)
-            directions = torch.svd_lowrank(gradient, q=q, niter=ITERATIONS)[2][:, :rank].T
+            directions = in_float64(torch.svd_lowrank(gradient.float(), q=q, niter=ITERATIONS)[2][:, :rank].T)
     if off is not None:
         directions = off.outside(directions)  # again: this is where digits are lost
     restart(layer, directions / directions.norm() * size.norm())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -159,7 +160,7 @@ class GrowingRows:
         """Replace the rows by their matrix or by their strongest directions."""
         if self.width <= SIDE:
             for chunk in (in_float64(chunk.to(self.device)) for part in self.parts for chunk in part.split(SIDE)):
-                moment = (chunk.T @ chunk).cpu()
+                moment = second_moment(chunk).cpu()
                 self.moment = moment if self.moment is None else self.moment.add_(moment)
             self.parts = []
             return
@@ -191,6 +192,14 @@ class GrowingRows:
             vectors = rows.T @ (left[:, :m] / values[:m])
         energy = values.square().cumsum(0) / self.total
         return Spectrum(fixed_signs(torch.linalg.qr(vectors).Q), energy, self.rows, self.dropped / self.total)
+
+
+def second_moment(rows: Tensor, thin: Tensor | None = None) -> Tensor:
+    """X^T X (d, d) of rows (n, d), or its product with (d, q); on the CPU by NumPy, which computes half of a symmetric product."""
+    if rows.device.type != "cpu":
+        return rows.T @ (rows if thin is None else rows @ thin)
+    X = rows.numpy()
+    return torch.from_numpy(X.T @ (X if thin is None else X @ thin.numpy()))
 
 
 def squared_norm(rows: Tensor) -> float:
@@ -236,7 +245,10 @@ def _carry(rows: Tensor, values: Tensor, left: Tensor, keep: int) -> Tensor:
 
 def _strongest(gram: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Eigenvalues of a Gram matrix above its rounding error, strongest first, and all eigenvectors."""
-    values, vectors = torch.linalg.eigh(gram)
+    if gram.device.type == "cpu":  # NumPy's takes three quarters of the time
+        values, vectors = (torch.from_numpy(part) for part in np.linalg.eigh(gram.numpy()))
+    else:
+        values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0), vectors.flip(1)
     rank = int((values > values[0] * rows * torch.finfo(torch.float64).eps).sum())
     return values[:rank], vectors
