@@ -202,6 +202,19 @@ def test_tensors_that_are_stored_in_another_type_alone_do_not_differ(tmp_path):
     assert not any("other tensors differ" in note for note in audit(before, after, weights=3).notes)
 
 
+@pytest.mark.parametrize("whole", ["before", "after"])
+def test_a_head_that_one_checkpoint_stores_is_the_table_of_embeddings_in_the_other(whole, tmp_path):
+    tied = full_weights()
+    table = tied["model.embed_tokens.weight"].double()
+    change = torch.randn(table.shape, dtype=torch.float64)
+    own = {**tied, "lm_head.weight": (table + 0.1 * change).float()}
+    one, other = (own, tied) if whole == "before" else (tied, own)
+    found = audit(write_weights(tmp_path / "a", one), write_weights(tmp_path / "b", other), weights=3)
+    W0 = one.get("lm_head.weight", table).double()
+    step = (own["lm_head.weight"].double() - table) * (1 if whole == "after" else -1)
+    assert rho(found) == pytest.approx(float(oracle.drift([(step, torch.linalg.svd(W0)[2][:3].T)])["rho"]), rel=1e-5)
+
+
 def test_full_weights_preserved_by_projection_are_found_preserved_without_options(tmp_path):
     one = full_weights()
     other = dict(one)

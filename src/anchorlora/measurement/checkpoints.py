@@ -28,6 +28,7 @@ LOOKUPS = ("emb", "wte", "wpe")  # parts of names of modules that look rows up a
 def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
     """Audit two sets of full weights of one shape."""
     then, now = open_weights(before), open_weights(after)
+    then, now = _with_head(then, now), _with_head(now, then)
     _same_tensors(then, now)
     if ask.data is not None:
         raise InvalidValue("--data makes cores for an adapter; for full weights give --cores FILE or --weights K")
@@ -87,6 +88,15 @@ def _check(name: str, W0: torch.Tensor, W: torch.Tensor, now: Weights) -> None:
         raise InvalidValue(f"{name} holds values beyond float32 in one of the checkpoints, the later one being {now.place}")
 
 
+def _with_head(weights: Weights, other: Weights) -> Weights:
+    """Return weights with the head that only the other checkpoint stores: here it is tied to the table of embeddings."""
+    heads = sorted(set(other.files) - set(weights.files))
+    tables = [name for name in weights.files if _is_lookup(name) and heads and weights.shape(name) == other.shape(heads[0])]
+    if len(heads) != 1 or len(tables) != 1 or not _is_linear(heads[0], other):
+        return weights
+    return replace(weights, files={**weights.files, heads[0]: weights.files[tables[0]]}, tied={heads[0]: tables[0]})
+
+
 def _same_tensors(then: Weights, now: Weights) -> None:
     odd = sorted(set(then.files) ^ set(now.files))
     if odd:
@@ -98,9 +108,11 @@ def _same_tensors(then: Weights, now: Weights) -> None:
 
 def _is_linear(name: str, weights: Weights) -> bool:
     """A matrix that multiplies its input: named weight, two axes, no table of embeddings."""
-    module = name.removesuffix(".weight").rpartition(".")[2]
-    lookup = any(part in module for part in LOOKUPS)
-    return name.endswith(".weight") and len(weights.shape(name)) == 2 and not lookup
+    return name.endswith(".weight") and len(weights.shape(name)) == 2 and not _is_lookup(name)
+
+
+def _is_lookup(name: str) -> bool:
+    return any(part in name.removesuffix(".weight").rpartition(".")[2] for part in LOOKUPS)
 
 
 def audit(

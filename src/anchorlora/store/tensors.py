@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -105,16 +105,17 @@ class Weights:
 
     place: Path  # model folder or safetensors file
     files: Mapping[str, Path]  # tensor name -> the file that holds it
+    tied: Mapping[str, str] = field(default_factory=dict)  # tensor name -> the tensor that it is the same as
 
     def read(self, name: str) -> Tensor:
         """Return one tensor, on the CPU."""
         with opened_tensors(self._file_of(name)) as file:
-            return file.get_tensor(name)
+            return file.get_tensor(self.tied.get(name, name))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor, from the header alone."""
         with opened_tensors(self._file_of(name)) as file:
-            return tuple(file.get_slice(name).get_shape())
+            return tuple(file.get_slice(self.tied.get(name, name)).get_shape())
 
     def _file_of(self, name: str) -> Path:
         if name not in self.files:
