@@ -13,6 +13,7 @@ import pytest
 
 from anchorlora.cli.app import main
 from anchorlora.store import tensors as adapter_files
+from audited import full_weights, write_weights
 from faults.runs import assert_same, command
 from faults.test_kills import standing
 
@@ -29,7 +30,7 @@ class Disk:
         self.count += 1
         if self.full is not None and self.count >= self.full:
             half()
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *([] if path is None else [str(path)]))
 
 
 class Full:
@@ -48,7 +49,7 @@ class Full:
         return getattr(self.file, name)
 
     def write(self, text):
-        self.disk.wants_room(self.file.name, lambda: (self.file.write(text[: len(text) // 2]), self.file.flush()))
+        self.disk.wants_room(None, lambda: (self.file.write(text[: len(text) // 2]), self.file.flush()))
         return self.file.write(text)
 
 
@@ -195,9 +196,11 @@ def test_a_request_that_cannot_be_read_stays_a_wrong_request(tmp_path, capsys):
     assert "nowhere.yaml" in capsys.readouterr().err
 
 
-def test_a_refused_write_of_any_command_is_a_failure(small_benchmark, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("words", [["data", "import", "{data}", "--out", "{to}"], ["audit", "{weights}", "{weights}", "--html", "{to}"]])
+def test_a_refused_write_of_any_command_is_a_failure(words, small_benchmark, tmp_path, monkeypatch, capsys):
+    weights = write_weights(tmp_path / "weights", full_weights())
     on(Disk(1), monkeypatch)
-    assert main(["data", "import", str(small_benchmark), "--out", str(tmp_path / "data")]) == 1
+    assert main([word.format(data=small_benchmark, weights=weights, to=tmp_path / "made") for word in words]) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"error: {os.strerror(errno.ENOSPC)}: {tmp_path}")
     assert said.count("\n") == 1

@@ -272,6 +272,7 @@ def test_the_page_shows_the_verdict_first_and_escapes_what_files_hold(taught, da
 BAD = {
     "nothing to keep": (["--data", "news"], "nothing is named: add --keep self"),
     "no file": (["--data", "none.jsonl", "--keep", "self"], "there is no file"),
+    "a device": (["--data", "/dev/null", "--keep", "self"], "/dev/null is a device or a pipe; data is"),
     "a name near that of a file": (["--data", "od.jsonl", "--keep", "self"], "nearest: "),
     "a misspelled self": (["--data", "news", "--keep", "selff"], "is kept with --keep self"),
     "no columns": (["--data", "odd", "--keep", "self"], "no known column"),

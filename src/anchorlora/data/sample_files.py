@@ -71,7 +71,8 @@ def rows_in(place: str) -> Rows:
     if path.is_dir():
         return _saved_dataset(path)
     if not path.is_file():
-        raise InvalidValue(f"there is no file {path}; data is {KINDS}{nearest(path, files=True)}")
+        missing = f"{path} is a device or a pipe" if path.exists() else f"there is no file {path}"
+        raise InvalidValue(f"{missing}; data is {KINDS}{'' if path.exists() else nearest(path, files=True)}")
     readers = {
         **dict.fromkeys((".jsonl", ".ndjson"), _json_lines),
         **dict.fromkeys((".csv", ".tsv"), _csv),

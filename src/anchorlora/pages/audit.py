@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.pages.html import escaping
+from anchorlora.store.files import write_text
 
 
 def verdict_on(condition: Mapping[str, Any], overall: Mapping[str, Any]) -> str:
@@ -18,7 +19,7 @@ def verdict_on(condition: Mapping[str, Any], overall: Mapping[str, Any]) -> str:
 
 def write_audit(found: Mapping[str, Any], path: Path) -> None:
     """Write the page of an audit."""
-    path.write_text(render(found), encoding="utf-8")
+    write_text(path, render(found))
 
 
 def render(found: Mapping[str, Any]) -> str:
