@@ -196,7 +196,9 @@ def test_a_request_that_cannot_be_read_stays_a_wrong_request(tmp_path, capsys):
     assert "nowhere.yaml" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["data", "import", "{data}", "--out", "{to}"], ["audit", "{weights}", "{weights}", "--html", "{to}"]])
+@pytest.mark.parametrize(
+    "words", [["data", "import", "{data}", "--out", "{to}"], ["audit", "{weights}", "{weights}", "--html", "{to}"]]
+)
 def test_a_refused_write_of_any_command_is_a_failure(words, small_benchmark, tmp_path, monkeypatch, capsys):
     weights = write_weights(tmp_path / "weights", full_weights())
     on(Disk(1), monkeypatch)

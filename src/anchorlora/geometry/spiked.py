@@ -111,9 +111,7 @@ def folded(
     inputs: SpikedCovariance | None = None,
     outputs: SpikedCovariance | None = None,
 ) -> Factors:
-    """Return factors of lower rank whose response on a subspace is unchanged, and that are nearest elsewhere: `inputs` (d_in,
-    d_in), `outputs` (d_out, d_out).
-    """
+    """Return factors of lower rank, equal on a subspace, nearest elsewhere: `inputs` (d_in, d_in), `outputs` (d_out, d_out)."""
     if factors.rank <= rank:
         return factors
     A, B = in_float64(factors.A), in_float64(factors.B)
