@@ -123,6 +123,28 @@ def in_float64(x: Tensor) -> Tensor:
     return x.double() if _has_float64(x.device) else x.cpu().double()
 
 
+def second_moment(rows: Tensor, thin: Tensor | None = None) -> Tensor:
+    """Return X^T X (d, d) of rows X (n, d), or its product with (d, q); on the CPU, NumPy computes half of a symmetric product."""
+    if rows.device.type != "cpu":
+        return rows.T @ (rows if thin is None else rows @ thin)
+    import torch
+
+    X = rows.numpy()
+    return torch.from_numpy(X.T @ (X if thin is None else X @ thin.numpy()))
+
+
+def eigenvectors(symmetric: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues (d,), the smallest first, and eigenvectors (d, d); on the CPU, NumPy takes three quarters of the time."""
+    import torch
+
+    if symmetric.device.type != "cpu":
+        return tuple(torch.linalg.eigh(symmetric))
+    import numpy as np
+
+    values, vectors = np.linalg.eigh(symmetric.numpy())
+    return torch.from_numpy(values), torch.from_numpy(vectors)
+
+
 def float64_device(device: torch.device) -> torch.device:
     """Return the device for float64 arithmetic with tensors of a given device: that device, or the CPU if it has no float64."""
     import torch

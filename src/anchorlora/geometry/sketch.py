@@ -15,9 +15,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from anchorlora.devices import in_float64
+from anchorlora.devices import in_float64, second_moment
 from anchorlora.errors import InvalidValue
-from anchorlora.geometry.spectrum import GrowingRows, Spectrum, fixed_signs, second_moment, squared_norm
+from anchorlora.geometry.spectrum import GrowingRows, Spectrum, fixed_signs, squared_norm
 
 EXACT = 1024  # width up to which rows are held exactly
 WIDER = 4  # columns of a sketch over the directions that are asked for

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from anchorlora.devices import in_float64
+from anchorlora.devices import eigenvectors, in_float64, second_moment
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry.subspace import Subspace
 
@@ -194,14 +193,6 @@ class GrowingRows:
         return Spectrum(fixed_signs(torch.linalg.qr(vectors).Q), energy, self.rows, self.dropped / self.total)
 
 
-def second_moment(rows: Tensor, thin: Tensor | None = None) -> Tensor:
-    """X^T X (d, d) of rows (n, d), or its product with (d, q); on the CPU by NumPy, which computes half of a symmetric product."""
-    if rows.device.type != "cpu":
-        return rows.T @ (rows if thin is None else rows @ thin)
-    X = rows.numpy()
-    return torch.from_numpy(X.T @ (X if thin is None else X @ thin.numpy()))
-
-
 def squared_norm(rows: Tensor) -> float:
     """The sum of the squares of rows, in one pass."""
     flat = rows.flatten()
@@ -245,10 +236,7 @@ def _carry(rows: Tensor, values: Tensor, left: Tensor, keep: int) -> Tensor:
 
 def _strongest(gram: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Eigenvalues of a Gram matrix above its rounding error, strongest first, and all eigenvectors."""
-    if gram.device.type == "cpu":  # NumPy's takes three quarters of the time
-        values, vectors = (torch.from_numpy(part) for part in np.linalg.eigh(gram.numpy()))
-    else:
-        values, vectors = torch.linalg.eigh(gram)
+    values, vectors = eigenvectors(gram)
     values, vectors = values.flip(0), vectors.flip(1)
     rank = int((values > values[0] * rows * torch.finfo(torch.float64).eps).sum())
     return values[:rank], vectors
