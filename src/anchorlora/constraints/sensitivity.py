@@ -7,8 +7,6 @@
 Moving the layer's effective weight by dW changes the old answers by about (1/2) tr(G dW C dW^T) nats of KL: the Fisher of the layer
 with its two sides taken apart (Kronecker; Martens and Grosse 2015). Both are kept as low rank plus identity (`SpikedCovariance`):
 64 d_in + 32 d_out numbers a layer however many tasks there are, and no row of any example.
-
-Rows and gradients come from `recording.py`.
 """
 
 from __future__ import annotations
@@ -113,17 +111,12 @@ class AnswerSensitivity(ProtectsPast):
             count += several
         refuse_none("AnswerSensitivity", count)
         earlier = {key: _read(anchor.past, key, gathered.width) for key, gathered in grown.items() if key in anchor.past}
-        kept, former, whole = (
-            {},
-            float(count),
-            float(count),
-        )  # what the past counts beside the sum of examples, and what divides both
+        kept = {}
+        former = whole = float(count)  # what the past counts beside the sum of examples, and what divides both
         if self.alike:
             tasks = float(anchor.past.get(TASKS, 1)) if earlier else 0.0
             kept[TASKS] = torch.tensor(tasks + 1, dtype=torch.float64)
-            now = sum(
-                gathered.total for key, gathered in grown.items() if key.startswith(INPUTS)
-            )  # the trace of the Fisher information
+            now = sum(rows.total for key, rows in grown.items() if key.startswith(INPUTS))  # the trace of the Fisher information
             before = sum(moment.trace for key, moment in earlier.items() if key.startswith(INPUTS))
             if now and before:
                 former, whole = now * tasks / before, now * (tasks + 1) / before
