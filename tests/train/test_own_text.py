@@ -39,9 +39,10 @@ def test_a_chat_begins_with_the_templates_own_words_and_is_answered(loaded, monk
     asked = []
     drawn = module.draw
 
-    def noted(model, tokenizer, prompts, numbers, **how):
-        asked.append(tokenizer.batch_decode(prompts))
-        return drawn(model, tokenizer, prompts, numbers, **how)
+    def noted(model, reading, numbers, **how):
+        pairs = zip(reading.ids, reading.mask, strict=True)
+        asked.append(loaded.tokenizer.batch_decode([ids[there.bool()] for ids, there in pairs]))
+        return drawn(model, reading, numbers, **how)
 
     monkeypatch.setattr(module, "draw", noted)
     rows = own_text(loaded.model, loaded.tokenizer, count=3, seed=1, max_tokens=12)
@@ -109,13 +110,36 @@ def test_texts_drawn_at_once_whose_ended_rows_leave_are_those_drawn_by_themselve
     alone = [drawn_by_itself(model, p, n, stops=stops, longest=20) for p, n in zip(prompts, numbers, strict=True)]
     assert {1, 20} <= {len(row) for row in alone}
     model.register_forward_pre_hook(lambda _, args, inputs: read.append(len(inputs["input_ids"])), with_kwargs=True)
-    assert module.draw(model, tokenizer, prompts, numbers, stops=stops, longest=20) == alone
-    assert module.draw(model, tokenizer, [], numbers[:0], stops=stops, longest=20) == []
+    assert module.draw(model, module.Reading.of(model, tokenizer, prompts), numbers, stops=stops, longest=20) == alone
+    assert module.draw(model, module.Reading.of(model, tokenizer, []), numbers[:0], stops=stops, longest=20) == []
     assert min(read) < len(prompts) / 2
     read.clear()
     monkeypatch.delattr(Cache, "batch_select_indices")
-    assert module.draw(model, tokenizer, prompts, numbers, stops=stops, longest=20) == alone
+    assert module.draw(model, module.Reading.of(model, tokenizer, prompts), numbers, stops=stops, longest=20) == alone
     assert alike or len(set(read)) <= 2
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_answer_goes_on_from_what_was_read_of_the_users_message(keeps, loaded, monkeypatch):
+    """Users' messages of many lengths, some without an end; each answer is the one that is drawn after its whole prompt alone."""
+    model, tokenizer, read = loaded.model.eval(), loaded.tokenizer, []
+    tokenizer.chat_template = TEMPLATE
+    monkeypatch.setattr(module, "stop_ids", lambda *_: frozenset(range(0, len(tokenizer), 16)))
+    monkeypatch.setattr(module, "may_be_masked", lambda *_: keeps)
+    hook = model.register_forward_pre_hook(lambda _, args, given: read.append(given["input_ids"].numel()), with_kwargs=True)
+    rows = own_text(model, tokenizer, count=40, seed=3, max_tokens=12)
+    hook.remove()
+    before, after = module.frame(tokenizer, chat=True)
+    assert (max(read) <= 48 * (1 + len(after))) == keeps
+    stops, alone = module.stop_ids(), []
+    for first, second in zip(*torch.cat([module.numbers_of(3 * 1_000_003 + batch, 6) for batch in range(3)], 1), strict=True):
+        user = drawn_by_itself(model, before, first, stops=stops | {after[0]}, longest=6)
+        user = user[:-1] if user[-1] in stops | {after[0]} else user
+        if tokenizer.decode(user, skip_special_tokens=True).strip():
+            prompt = [*before, *user, *after]
+            alone.append((prompt, drawn_by_itself(model, prompt, second, stops=stops, longest=6)))
+    assert [(row["prompt_ids"], row["completion_ids"]) for row in rows] == alone[:40]
+    assert len({len(prompt) for prompt, _ in alone}) > 3
 
 
 @pytest.mark.parametrize(("fast", "free", "copied"), [(True, None, True), (True, 100, False), (False, None, False)])

@@ -29,7 +29,7 @@ from anchorlora.data.templates import stop_ids
 from anchorlora.data.thoughts import decoded
 from anchorlora.devices import in_float64
 from anchorlora.models.head import LARGE, leaving_out, of_own_rows, plain_head, token_scores
-from anchorlora.models.load import cache_argument, cache_in, ends_of, pad_of, whole_cache
+from anchorlora.models.load import cache_argument, cache_in, ends_of, may_be_masked, pad_of, whole_cache
 from anchorlora.models.packing import packed
 from anchorlora.processes import ALONE, Processes
 
@@ -272,8 +272,7 @@ class _Prefix:
             return cls.none()
         with torch.inference_mode():
             cache = cache_in(model(input_ids=torch.tensor([common], device=device), use_cache=True, logits_to_keep=1))
-        plain = type(cache) is DynamicCache and not any(getattr(layer, "is_sliding", False) for layer in cache.layers)
-        return cls(common, cache) if plain else cls.none()
+        return cls(common, cache) if may_be_masked(model, cache) else cls.none()
 
     def before(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The inputs with the prefix in front; padding then stands between prefix and prompt, masked."""

@@ -144,8 +144,17 @@ def cache_argument(function: Any) -> str:
 
 def whole_cache(model: Any) -> dict[str, Any]:
     """Return an empty cache in which no layer forgets; one with a sliding window would keep a packed row's last tokens alone."""
-    reader = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), model)
-    return {cache_argument(type(reader).forward): DynamicCache()}
+    return {cache_argument(_forward_of(model)): DynamicCache()}
+
+
+def may_be_masked(model: Any, cache: Any) -> bool:
+    """Return True if tokens that a model keeps may be masked with others behind: none is forgotten, and it is told their places."""
+    forgets = type(cache) is not DynamicCache or any(getattr(layer, "is_sliding", False) for layer in cache.layers)
+    return not forgets and "position_ids" in signature(_forward_of(model)).parameters
+
+
+def _forward_of(model: Any) -> Any:
+    return type(next((part for part in model.modules() if isinstance(part, PreTrainedModel)), model)).forward
 
 
 def cache_in(outputs: Any) -> Any:

@@ -15,6 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,17 @@ from anchorlora.data.templates import ASKED, rendered, stop_ids
 from anchorlora.devices import free_memory, in_float64, multiplies_bfloat16
 from anchorlora.errors import InvalidValue
 from anchorlora.models.head import of_own_rows
-from anchorlora.models.load import cache_argument, cache_in, device_of, dtype_of, empty_model, ends_of, pad_of, quantization
+from anchorlora.models.load import (
+    cache_argument,
+    cache_in,
+    device_of,
+    dtype_of,
+    empty_model,
+    ends_of,
+    may_be_masked,
+    pad_of,
+    quantization,
+)
 from anchorlora.models.packing import WINDOWS
 
 BATCH = 16  # texts that share a random generator
@@ -206,7 +217,8 @@ def _write_batches(
 
     ending = stops | ({after[0]} if chat else set())
     first, second = torch.cat(list(numbers), 1)
-    drawn = draw(model, tokenizer, [before] * len(first), first, stops=ending, longest=longest)
+    reading = Reading.of(model, tokenizer, [before] * len(first))
+    drawn = draw(model, reading, first, stops=ending, longest=longest, leave=0.0 if chat and reading.goes_on else LEAVE)
     there = [row for row, ids in enumerate(drawn) if text_of(ids).strip()]
     written: list[list[dict[str, Any]]] = [[] for _ in numbers]
     if not chat:
@@ -215,7 +227,9 @@ def _write_batches(
         return written
     users = [drawn[row][:-1] if drawn[row][-1] in ending else drawn[row] for row in there]
     prompts = [[*before, *ids, *after] for ids in users]
-    answers = draw(model, tokenizer, prompts, second[there], stops=stops, longest=longest)
+    lengths = [len(before) + len(ids) for ids in users]
+    answering = reading.then(there, lengths, after) if reading.goes_on and there else Reading.of(model, tokenizer, prompts)
+    answers = draw(model, answering, second[there], stops=stops, longest=longest)
     for row, user, prompt, answer in zip(there, users, prompts, answers, strict=True):
         chats = [{"role": "user", "content": text_of(user)}, {"role": "assistant", "content": text_of(answer)}]
         written[row // BATCH].append({"messages": chats, "prompt_ids": prompt, "completion_ids": answer})
@@ -233,72 +247,99 @@ def _written(path: Path | None) -> list[list[dict[str, Any]]]:
     return [json.loads(line) for line in kept.splitlines()]
 
 
+@dataclass
+class Reading:
+    """Rows of tokens of which some are masked, and what attention keeps of the first of them: `ids` and `mask` (rows, n)."""
+
+    ids: Tensor
+    mask: Tensor
+    cache: Any
+    pad: int
+    goes_on: bool  # whether tokens that were read may be masked, with others behind
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]]) -> Reading:
+        """Return prompts, padded on the left; where all are alike, one is read but for its last token."""
+        pad, device = pad_of(tokenizer), next(model.parameters()).device
+        width = max(map(len, prompts), default=0)
+        ids = torch.tensor([[pad] * (width - len(prompt)) + [*prompt] for prompt in prompts], device=device)
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+        alike = width > 1 and all(prompt == prompts[0] for prompt in prompts)
+        cache = _read_once(model, prompts[0][:-1], len(prompts)) if alike else None
+        return cls(ids, mask, cache, pad, cache is not None and may_be_masked(model, cache))
+
+    def then(self, rows: Sequence[int], lengths: Sequence[int], tokens: Sequence[int]) -> Reading:
+        """Return some of the rows, each up to a length, with more tokens behind: the rest of a row is masked."""
+        device = self.ids.device
+        chosen, ends = torch.tensor(rows, device=device), torch.tensor(lengths, device=device)
+        mask = self.mask[chosen] * (torch.arange(self.ids.shape[1], device=device) < ends[:, None])
+        if len(rows) < len(self.ids):
+            self.cache.batch_select_indices(chosen)
+        more = torch.tensor([list(tokens)], device=device).expand(len(rows), -1)
+        ids, mask = torch.cat([self.ids[chosen], more], 1), torch.cat([mask, torch.ones_like(more)], 1)
+        return replace(self, ids=ids, mask=mask)
+
+
 @torch.inference_mode()
 def draw(
     model: Any,
-    tokenizer: Any,
-    prompts: Sequence[list[int]],
+    reading: Reading,
     numbers: Tensor,
     *,
     stops: Collection[int],
     longest: int,
+    leave: float = LEAVE,
     watch: Callable[[], None] = lambda: None,
 ) -> list[list[int]]:
-    """Return the tokens that the model draws after each prompt by a row of numbers, with the one that ended it, which may be the
-    only one. `watch` is called whenever all rows have drawn one more.
+    """Return the tokens that the model draws after each row by a row of numbers, with the one that ended it, which may be the
+    only one; they are appended to what is read. `watch` is called whenever all rows have drawn one more.
     """
-    pad = pad_of(tokenizer)
-    if not prompts:
+    if not len(reading.ids):
         return []
-    width, device = max(map(len, prompts)), next(model.parameters()).device
-    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-    rows, leave = _Rows(numbers, stops, longest, watch), LEAVE
+    rows, width = _Rows(numbers, stops, longest, watch), reading.ids.shape[1]
     argument = cache_argument(GenerationMixin.prepare_inputs_for_generation)
     was_training = model.training
     model.eval()
     try:
-        alike = all(prompt == prompts[0] for prompt in prompts)
-        cache: Any = _read_once(model, prompts[0][:-1], len(prompts)) if alike else None
         while going := [i for i, row in enumerate(rows.there) if not rows.is_complete(row)]:
             if len(going) < len(rows.there):
-                chosen = torch.tensor(going, device=device)
-                ids, mask, rows.there = ids[chosen], mask[chosen], [rows.there[i] for i in going]
+                chosen = torch.tensor(going, device=reading.ids.device)
+                reading.ids, reading.mask, rows.there = reading.ids[chosen], reading.mask[chosen], [rows.there[i] for i in going]
                 try:
-                    cache.batch_select_indices(chosen)
+                    reading.cache.batch_select_indices(chosen)
                 except (AttributeError, NotImplementedError, TypeError):  # what the model keeps cannot be selected
-                    cache, leave = None, 0.0
+                    reading.cache, leave = None, 0.0
             rows.least = leave * len(rows.there)
             # a model's own generation settings would change its distribution; `rows` draws, and leaves one token to choose
             how = GenerationConfig(
                 do_sample=False,
                 repetition_penalty=1.0,
                 eos_token_id=sorted(stops),
-                pad_token_id=pad,
-                max_new_tokens=longest + width - ids.shape[1],
+                pad_token_id=reading.pad,
+                max_new_tokens=longest + width - reading.ids.shape[1],
                 return_dict_in_generate=True,
             )
             with of_own_rows(model), without_empty(model):
                 made = model.generate(
-                    input_ids=ids,
-                    attention_mask=mask,
+                    input_ids=reading.ids,
+                    attention_mask=reading.mask,
                     generation_config=how,
                     logits_processor=LogitsProcessorList([rows]),
                     stopping_criteria=StoppingCriteriaList([_Leaving(rows)]),
-                    **({} if cache is None else {argument: cache}),
+                    **({} if reading.cache is None else {argument: reading.cache}),
                 )
-            ids, cache = made.sequences, cache_in(made)
-            mask = torch.cat([mask, mask.new_ones(len(mask), ids.shape[1] - mask.shape[1])], 1)
+            reading.ids, reading.cache = made.sequences, cache_in(made)
+            new = reading.ids.shape[1] - reading.mask.shape[1]
+            reading.mask = torch.cat([reading.mask, reading.mask.new_ones(len(reading.mask), new)], 1)
     finally:
         model.train(was_training)
     return rows.written
 
 
-def _read_once(model: Any, beginning: list[int], rows: int) -> Any:
-    """Return the cache of a beginning that rows share; None where it cannot be repeated, or there is none."""
-    if not beginning:
-        return None
-    cache = cache_in(model(input_ids=torch.tensor([beginning], device=next(model.parameters()).device), use_cache=True))
+def _read_once(model: Any, beginning: Sequence[int], rows: int) -> Any:
+    """Return the cache of a beginning that rows share; None where it cannot be repeated."""
+    cache = cache_in(model(input_ids=torch.tensor([list(beginning)], device=next(model.parameters()).device), use_cache=True))
     try:
         cache.batch_repeat_interleave(rows)
     except (AttributeError, NotImplementedError, TypeError):

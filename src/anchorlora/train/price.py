@@ -33,7 +33,7 @@ from anchorlora.devices import device_name
 from anchorlora.geometry import Spectrum
 from anchorlora.methods import Method
 from anchorlora.models.load import cache_argument, cache_in, ends_of
-from anchorlora.models.own_text import BATCH, OWN_TOKENS, TOGETHER, draw
+from anchorlora.models.own_text import BATCH, OWN_TOKENS, TOGETHER, Reading, draw
 from anchorlora.models.packing import packed as reading_packed
 from anchorlora.models.packing import unpackable
 from anchorlora.models.session import Session
@@ -319,8 +319,7 @@ def _drawn_step(model: Any, session: Session, rows: int) -> float:
     numbers = torch.full((rows, 1 + DRAWN), 0.5, dtype=torch.float64)
     draw(
         model,
-        session.tokenizer,
-        [beginning] * rows,
+        Reading.of(model, session.tokenizer, [beginning] * rows),
         numbers,
         stops=(),
         longest=1 + DRAWN,
