@@ -75,10 +75,7 @@ def losses_summed(anchor: Anchor, examples: int) -> Iterator[Tensor]:
 
 
 def _of_drawn_answers(logits: Tensor, toward: Tensor, draw: Any) -> Tensor:
-    """The gradient of sum log p(drawn answer) by the logits; the answer's tokens are those whose logits the loss depends on.
-
-    A token is the first whose cumulated probability exceeds a number in [0, 1): one draw a token, in the order of tokens.
-    """
+    """The gradient of sum log p(drawn answer) by the logits, at tokens whose logits the loss depends on, one draw each."""
     import torch
 
     flat, loss_gradient = logits.reshape(-1, logits.shape[-1]), toward.reshape(-1, logits.shape[-1]).float()

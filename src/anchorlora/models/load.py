@@ -20,6 +20,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.cache_utils import DynamicLayer
 from transformers.utils import cached_file, find_adapter_config_file
 
 from anchorlora import embedded
@@ -149,8 +150,8 @@ def whole_cache(model: Any) -> dict[str, Any]:
 
 def may_be_masked(model: Any, cache: Any) -> bool:
     """Return True if tokens that a model keeps may be masked with others behind: none is forgotten, and it is told their places."""
-    forgets = type(cache) is not DynamicCache or any(getattr(layer, "is_sliding", False) for layer in cache.layers)
-    return not forgets and "position_ids" in signature(_forward_of(model)).parameters
+    whole = type(cache) is DynamicCache and all(type(layer) is DynamicLayer for layer in cache.layers)
+    return whole and "position_ids" in signature(_forward_of(model)).parameters
 
 
 def _forward_of(model: Any) -> Any:

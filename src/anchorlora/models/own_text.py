@@ -292,9 +292,7 @@ def draw(
     leave: float = LEAVE,
     watch: Callable[[], None] = lambda: None,
 ) -> list[list[int]]:
-    """Return the tokens that the model draws after each row by a row of numbers, with the one that ended it, which may be the
-    only one; they are appended to what is read. `watch` is called whenever all rows have drawn one more.
-    """
+    """Return what the model draws after each row by its numbers, with the token that ends it; `watch` is told of each token."""
     if not len(reading.ids):
         return []
     rows, width = _Rows(numbers, stops, longest, watch), reading.ids.shape[1]
