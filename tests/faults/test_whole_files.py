@@ -98,3 +98,12 @@ def test_a_file_gets_another_name_and_is_copied_where_there_are_no_links(tmp_pat
     monkeypatch.setattr(os, "link", refusing(errno.ENOSPC))
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         link(tmp_path / "full", path)
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "words")
+    assert (os.read(end, 99), pipe.is_fifo(), len(list(tmp_path.iterdir()))) == (b"words", True, 1)
+    os.close(end)

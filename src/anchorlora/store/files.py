@@ -26,7 +26,13 @@ LARGEST_YAML = 2**18  # bytes; a complete configuration has some two thousand
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole: temporary name, flush to disk, rename."""
+    """Write a file whole: temporary name, flush to disk, rename. A device or a pipe is written to and not replaced."""
+    if path.exists() and not path.is_file():
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+        return
     with _written(path.with_name(f".{path.name}.tmp"), text, path) as temporary:
         temporary.rename(path)
     flush_entries(path.parent)
