@@ -197,12 +197,17 @@ def test_a_request_that_cannot_be_read_stays_a_wrong_request(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["data", "import", "{data}", "--out", "{to}"], ["audit", "{weights}", "{weights}", "--html", "{to}"]]
+    "words",
+    [
+        ["data", "import", "{data}", "--out", "{to}"],
+        ["audit", "{weights}", "{weights}", "--html", "{to}"],
+        ["report", "{run}", "--out", "{to}"],
+    ],
 )
-def test_a_refused_write_of_any_command_is_a_failure(words, small_benchmark, tmp_path, monkeypatch, capsys):
+def test_a_refused_write_of_any_command_is_a_failure(words, small_benchmark, whole, tmp_path, monkeypatch, capsys):
     weights = write_weights(tmp_path / "weights", full_weights())
     on(Disk(1), monkeypatch)
-    assert main([word.format(data=small_benchmark, weights=weights, to=tmp_path / "made") for word in words]) == 1
+    assert main([word.format(data=small_benchmark, weights=weights, run=whole[0], to=tmp_path / "made") for word in words]) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"error: {os.strerror(errno.ENOSPC)}: {tmp_path}")
     assert said.count("\n") == 1

@@ -28,10 +28,8 @@ LARGEST_YAML = 2**18  # bytes; a complete configuration has some two thousand
 def write_text(path: Path, text: str) -> None:
     """Write a file whole: temporary name, flush to disk, rename. A device or a pipe is written to and not replaced."""
     if path.exists() and not path.is_file():
-        try:
+        with naming(path):
             path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         return
     with _written(path.with_name(f".{path.name}.tmp"), text, path) as temporary:
         temporary.rename(path)
@@ -67,17 +65,23 @@ def link(path: Path, finished: Path) -> None:
 def _written(temporary: Path, text: str, path: Path) -> Iterator[Path]:
     """A file on disk that is there for the block alone, unless it gets another name."""
     try:
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:  # a full disk names no file, and nobody knows the temporary name
-            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+        with naming(path), temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         yield temporary
     finally:
         if temporary.exists():  # on a read-only disk, nothing can be removed, not even what is not there
             temporary.unlink()
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the system name a file: a full disk names none, and nobody knows a temporary name."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
 def write_lines(path: Path, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> None:

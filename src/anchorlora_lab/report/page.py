@@ -14,6 +14,7 @@ from urllib.parse import quote
 from anchorlora.pages.html import escaping, script_of
 from anchorlora.pages.record import order_label, triangle_table
 from anchorlora.pages.table import Table
+from anchorlora.store.files import naming
 from anchorlora.store.record import RECORD_FILE
 from anchorlora_lab.report.chapters import Chapter, chapters_of
 from anchorlora_lab.report.comparability import Study, studies_of
@@ -101,17 +102,15 @@ def write_report(runs: Sequence[Run], to: Path, *, printed: bool = True, layout:
     chapters = chapters if printed else [chapter.with_tables(Table.ours) for chapter in chapters]
     tables, pictures = all_tables(chapters), all_pictures(chapters, looks_of(runs), forms=("svg", *FILES))
     page = render(chapters, pictures, to=to)
+    findings = {chapter.title: asdict(chapter.findings) for chapter in chapters if chapter.findings}
+    found = json.dumps(findings, indent=1, ensure_ascii=False) + "\n"
+    files = {f"tables/{table.name}.{suffix}": written(table).encode() for table in tables for suffix, written in WRITERS.items()}
+    files |= {f"figures/{each.name}.{suffix}": content for each in pictures.values() for suffix, content in each.forms.items()}
     for folder in (to / "tables", to / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
-    for table in tables:
-        for suffix, written in WRITERS.items():
-            (to / "tables" / f"{table.name}.{suffix}").write_text(written(table), encoding="utf-8")
-    for picture in pictures.values():
-        for suffix, content in picture.forms.items():
-            (to / "figures" / f"{picture.name}.{suffix}").write_bytes(content)
-    findings = {chapter.title: asdict(chapter.findings) for chapter in chapters if chapter.findings}
-    (to / "findings.json").write_text(json.dumps(findings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    (to / "index.html").write_text(page, encoding="utf-8", newline="\n")
+    for name, content in (files | {"findings.json": found.encode(), "index.html": page.encode()}).items():
+        with naming(to / name):
+            (to / name).write_bytes(content)
     return Report(chapters, to / "index.html")
 
 
