@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -130,7 +130,8 @@ def second_moment(rows: Tensor, thin: Tensor | None = None) -> Tensor:
     import torch
 
     X = rows.numpy()
-    return torch.from_numpy(X.T @ (X if thin is None else X @ thin.numpy()))
+    with _blas_threads():
+        return torch.from_numpy(X.T @ (X if thin is None else X @ thin.numpy()))
 
 
 def eigenvectors(symmetric: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,8 +142,23 @@ def eigenvectors(symmetric: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(torch.linalg.eigh(symmetric))
     import numpy as np
 
-    values, vectors = np.linalg.eigh(symmetric.numpy())
+    with _blas_threads():
+        values, vectors = np.linalg.eigh(symmetric.numpy())
     return torch.from_numpy(values), torch.from_numpy(vectors)
+
+
+def _blas_threads() -> AbstractContextManager[object]:
+    """Let NumPy compute on as many threads as torch, as a recipe and a resumed run ask for: another number rounds differently."""
+    import torch
+
+    return _blas().limit(limits=torch.get_num_threads(), user_api="blas")
+
+
+@cache
+def _blas() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def float64_device(device: torch.device) -> torch.device:
@@ -225,10 +241,7 @@ SIGNALS = [s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 class Uninterrupted:
-    """Run a block to its end: a signal that comes meanwhile, such as Ctrl-C, is handled right after it.
-
-    Only the main thread handles signals; in other threads this does nothing.
-    """
+    """Run a block to its end: a signal that comes meanwhile, such as Ctrl-C, is handled after it, as only the main thread can."""
 
     passing = False  # whether a signal is handled at once after all
 

@@ -5,8 +5,10 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from anchorlora import Subspace, devices
 from anchorlora.config import BaseModelSettings
@@ -141,3 +143,26 @@ print(usual, faults())
 """
     usual, now = map(int, subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split())
     assert now < usual / 10
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_numpy_computes_on_as_many_threads_as_torch(threads, monkeypatch):
+    """What a recipe's `threads` and a resumed run set for torch holds for products and eigenvectors that NumPy computes, too."""
+    seen, before, eigh = [], torch.get_num_threads(), np.linalg.eigh
+
+    def counting(matrix):
+        seen.extend(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+        return eigh(matrix)
+
+    monkeypatch.setattr(np.linalg, "eigh", counting)
+    torch.set_num_threads(threads)
+    try:
+        with threadpool_limits(3 - threads, user_api="blas"):
+            values, vectors = devices.eigenvectors(devices.second_moment(torch.randn(64, 8, dtype=torch.float64)))
+            after = {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {threads}
+    assert after == {3 - threads}  # as it was
+    assert vectors.shape == (8, 8)
+    assert bool((values > 0).all())
