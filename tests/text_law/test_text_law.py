@@ -6,11 +6,13 @@ import re
 from contextlib import suppress
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from anchorlora.cli.ask import printing
 from anchorlora.data import Encoder, ExactMatch, TextTask, examples_of, rendering, samples_of, token_ids
 from anchorlora.data.text import counted
 from anchorlora.data.thoughts import decoded, own_words
@@ -248,7 +250,7 @@ UNSEEN = {  # template, what a model writes that thinks: in a channel of thought
 
 
 @pytest.mark.parametrize("template", UNSEEN)
-def test_an_answer_after_a_thought_whose_marks_text_does_not_show_is_scored_by_its_words(template):
+def test_an_answer_after_a_thought_whose_marks_text_does_not_show_is_scored_by_its_words(template, capsys):
     tokenizer = copy.deepcopy(families.tokenizer("bytes"))
     tokenizer.add_tokens(["<|channel>", "<channel|>"], special_tokens=True)
     tokenizer.chat_template, thinks = UNSEEN[template]
@@ -265,6 +267,15 @@ def test_an_answer_after_a_thought_whose_marks_text_does_not_show_is_scored_by_i
             assert TASK.answer(text, e.example).scores["exact_match"] == 1.0
             assert TASK.answer(text + "5", e.example).scores["exact_match"] == 0.0
         assert TASK.answer(decoded(tokenizer, e.answer), e.example).scores["exact_match"] == 1.0
+    streamer = printing(tokenizer, {e.answer[-1]})  # as `ask` shows it
+    for ids in (
+        [e.prompt],
+        *([token] for token in tokenizer(thinks.format("4 or 5"), add_special_tokens=False).input_ids),
+        e.answer[-1:],
+    ):
+        streamer.put(torch.tensor(ids))
+    streamer.end()
+    assert capsys.readouterr().out == thinks.format("4 or 5") + "\n"
 
 
 AS_TEXT = families.THINKING.replace("(call.function.arguments | tojson)", "call.function.arguments")  # as DeepSeek-V3's

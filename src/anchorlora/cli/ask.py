@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,8 @@ from anchorlora.store.json import loads
 from anchorlora.text import shown
 
 if TYPE_CHECKING:
+    from transformers import TextStreamer
+
     from anchorlora.config import BaseModelSettings
     from anchorlora.models.load import LoadedModel
     from anchorlora.store.artifact import Artifact
@@ -92,20 +95,31 @@ def ask(
 
 def _answer(loaded: LoadedModel, adapted: Any, ids: list[int], *, longest: int, asked: int) -> None:
     """Print the answer to a prompt as it is generated; one that has no end is said to be cut."""
-    from transformers import TextStreamer
-
     from anchorlora.data.templates import stop_ids
     from anchorlora.models.load import ends_of
 
+    stops = stop_ids(loaded.tokenizer, ends_of(loaded.model))
+    inputs = loaded.tokenizer.pad({"input_ids": [ids]}, return_tensors="pt").to(loaded.device)
+    tokens = adapted.generate(**inputs, max_new_tokens=longest, streamer=printing(loaded.tokenizer, stops))[0].tolist()
+    if tokens[-1] not in stops:
+        err.print(f"(cut after {longest} tokens{'; --max-new-tokens N allows more' if longest == asked else ''})")
+
+
+def printing(tokenizer: Any, stops: Collection[int]) -> TextStreamer:
+    """Return what prints tokens as they come: without special ones, unless those alone would tell a thought from its answer."""
+    from transformers import TextStreamer
+
+    from anchorlora.data.thoughts import end_of_thought
+
     class Printed(TextStreamer):
+        def put(self, value: Any) -> None:
+            super().put(value if self.next_tokens_are_prompt else value[[int(token) not in stops for token in value]])
+
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
             print(shown(text), end="\n" if stream_end else "", flush=True)
 
-    inputs = loaded.tokenizer.pad({"input_ids": [ids]}, return_tensors="pt").to(loaded.device)
-    streamer = Printed(loaded.tokenizer, skip_prompt=True, skip_special_tokens=True)
-    tokens = adapted.generate(**inputs, max_new_tokens=longest, streamer=streamer)[0].tolist()
-    if tokens[-1] not in stop_ids(loaded.tokenizer, ends_of(loaded.model)):
-        err.print(f"(cut after {longest} tokens{'; --max-new-tokens N allows more' if longest == asked else ''})")
+    hidden = not end_of_thought(tokenizer, str(tokenizer.chat_template))
+    return Printed(tokenizer, skip_prompt=True, skip_special_tokens=hidden)
 
 
 def _prompt_text(prompt: str) -> str:

@@ -35,14 +35,14 @@ def without_lead(text: str, lead: str) -> str:
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
     """Return what tokens of an answer say, without special ones and without thoughts that such end, as a channel's."""
-    ids, end = list(ids), list(_end_of_thought(tokenizer, str(tokenizer.chat_template)))
+    ids, end = list(ids), list(end_of_thought(tokenizer, str(tokenizer.chat_template)))
     start = next((at for at in range(len(ids), 0, -1) if ids[at - len(end) : at] == end), 0) if end else 0
     return str(tokenizer.decode(ids[start:], skip_special_tokens=True))
 
 
 @lru_cache(maxsize=4)
-def _end_of_thought(tokenizer: Any, template: str) -> tuple[int, ...]:
-    """The tokens by which the template ends a thought, where text without special ones would not show it; else none."""
+def end_of_thought(tokenizer: Any, template: str) -> tuple[int, ...]:
+    """Return the tokens by which the template ends a thought, where text without special ones would not show it; else none."""
     thought, asked = "anchorlorawouldthink", {"role": "user", "content": ASKED}
 
     def written(*reply: dict[str, str]) -> str:
