@@ -45,7 +45,7 @@ def frontier_in_words() -> str:
         "plain": "plain LoRA, its update scaled",
         "own-10": "10 % own text in the mix",
         "sensitive-core": "`sensitive-core`",
-        "fold-16": "`fold-16`, for a first skill the same as the default",
+        "fold-16": "`fold-16`, for a first skill the default, started from 64 examples",
     }
     known = {name: called for name, called in names.items() if name in rows}
     lines = [[called, f"{rows[name][4]:.0f}", f"{rows[name][6]:+.1f}"] for name, called in known.items()]

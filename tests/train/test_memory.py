@@ -319,7 +319,8 @@ def test_a_fold_keeps_the_size_of_the_adapter_that_it_goes_on_from(folded, data,
 
 
 def test_numbers_of_the_method_can_be_set_and_go_on_with_the_next_skill(folded, data, tmp_path, capsys):
-    wide, then = ["--set", "FoldedPerTask.rank=20"], tmp_path / "then"
+    wide, then = ["--set", "FoldedPerTask.rank=20", "--set", "GradientStart.examples=9"], tmp_path / "then"
+    assert "GradientStart(16)" in json.loads((folded / "record.json").read_text())["method"]["parts"]
     assert taught(data, tmp_path / "first", "fold-16", after=folded, keep=(), new="questions", more=wide) == 0
     again = {"after": tmp_path / "first", "keep": (), "new": "reviews"}
     assert taught(data, then, "fold-16", **again, more=["--name", "again"]) == 0
@@ -328,7 +329,7 @@ def test_numbers_of_the_method_can_be_set_and_go_on_with_the_next_skill(folded, 
     for out in (tmp_path / "first", then):
         assert {factors.rank for factors in read_adapter(out / "adapter").values()} == {20}
         record = json.loads((out / "record.json").read_text())
-        assert record["method"]["parts"][0] == "FoldedPerTask(20)"
+        assert {"FoldedPerTask(20)", "GradientStart(9)"} <= {*record["method"]["parts"]}
         refuse_leak(out, "fold-16", before=(folded if out.name == "first" else tmp_path / "first") / "adapter")
     capsys.readouterr()
     assert taught(data, then, "fold-16", **again, more=["--name", "again", "--set", "FoldedPerTask.rank=24"]) != 0

@@ -31,7 +31,7 @@ from anchorlora.config import (
     TaskSettings,
     Training,
 )
-from anchorlora.constraints import AnswerSensitivity
+from anchorlora.constraints import AnswerSensitivity, Constraint, GradientStart
 from anchorlora.data.sample_files import HUB
 from anchorlora.data.sources import TextTaskSettings
 from anchorlora.errors import InvalidValue
@@ -49,6 +49,7 @@ CONFIG = "adapter_config.json"
 CORES, MEMORY = "cores.safetensors", "memory.safetensors"  # what is kept, in before/ and after/
 UNREAD = "unread.jsonl"  # rows of a skill, of which a later one reads what answers depend on
 OLD_TEXT = "old_text.jsonl"  # rows of what is kept that are trained on again, in the same folders
+STARTS_FROM = 16  # examples of the new skill whose gradient a block starts from
 FROM_TEXT = ("sensitivity/",)  # what can be remembered of text
 # fields of a recipe that have a place of their own on the command line
 OPTIONS = ("data", "targets", "name", "seed", "test", "columns", "keep", "after", "adapter", "method", "compare", "budget")
@@ -97,10 +98,9 @@ class SkillRequest(Settings):
     numbers: dict[str, float] = Field(default_factory=dict)  # of the method's parts to change, by "Part.field"
 
     def method_in(self, methods: Mapping[str, Method]) -> Method:
-        """Return the method with its numbers, which counts everything that is kept alike."""
-        method = methods[self.method].changed(self.numbers)
-        parts = (replace(c, alike=True) if isinstance(c, AnswerSensitivity) else c for c in method.constraints)
-        return replace(method, constraints=tuple(parts))
+        """Return the method as a skill is taught by it, with the request's numbers."""
+        method = methods[self.method]
+        return replace(method, constraints=tuple(map(_as_taught, method.constraints))).changed(self.numbers)
 
     @property
     def adapter(self) -> Path | None:
@@ -138,6 +138,15 @@ class SkillRequest(Settings):
                 f"rank {made.adapter.rank}: the method trains the old adapter further, which has rank {rank}; leave the rank out"
             )
         return made
+
+
+def _as_taught(part: Constraint) -> Constraint:
+    """A part of a method: everything that is kept counts alike, and a block starts from the gradient of two batches."""
+    if isinstance(part, AnswerSensitivity):
+        return replace(part, alike=True)
+    if isinstance(part, GradientStart) and not part.principal:
+        return replace(part, examples=STARTS_FROM)
+    return part
 
 
 def default_recipe() -> Recipe:
