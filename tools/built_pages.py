@@ -21,9 +21,9 @@ import results
 import results_keeping
 import results_own
 import results_tables
+from anchorlora.cli.methods import MEASURED
 from anchorlora.config import Recipe
 from anchorlora.data.forms import FORMS
-from anchorlora.methods.choice import MEASURED
 from anchorlora.recipes import standard_cl
 from anchorlora.train.request import default_recipe
 from anchorlora_lab.frontier.bench import read_records

@@ -18,9 +18,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from anchorlora.cli.methods import EXPLANATION
+from anchorlora.cli.methods import EXPLANATION, meaning
 from anchorlora.methods import METHODS, Method
-from anchorlora.methods.choice import meaning
 from anchorlora.train.request import FROM_TEXT
 from anchorlora_lab.report.records import Run, find_runs
 from anchorlora_lab.report.tables.scores import interval_over_runs

@@ -14,7 +14,7 @@ from typing import Any
 from scipy import stats  # comes with the extra "eval", as scikit-learn needs it
 from tabulate import tabulate
 
-from anchorlora.methods.choice import CHOICES, HEADS, choice_rows, meaning
+from anchorlora.cli.methods import CHOICES, HEADS, choice_rows, meaning
 from anchorlora_lab.report.records import Run, find_runs, mean
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from anchorlora import METHODS
 from anchorlora.cli.app import app
-from anchorlora.methods.choice import CHOICES, MEASURED
+from anchorlora.cli.methods import CHOICES, MEASURED
 from anchorlora.methods.entry import NOTHING
 from anchorlora_lab.frontier.bench import read_records
 from anchorlora_lab.report.records import find_runs

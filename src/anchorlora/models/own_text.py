@@ -3,10 +3,9 @@
     with a chat template   the model writes the user's message after the template's beginning, then answers it, as Magpie does
     without                the model writes from the beginning-of-sequence token
 
-Tokens are drawn at temperature 1 and without cuts, so that the loss on the text is its entropy, and kept as they were drawn: text
-that is tokenized again may be other tokens. A token is the first whose cumulated probability exceeds a number in [0, 1). Every
-batch of 16 texts has its own numbers, so the tokens do not depend, up to rounding, on how many batches memory allows at once.
-Magpie: arXiv 2406.08464.
+The loss on text that is drawn at temperature 1 is its entropy. Tokens are kept as they were drawn: text that is tokenized again may
+be other tokens. Every batch of 16 texts has its own numbers, so the tokens do not depend, up to rounding, on how many batches
+memory allows at once. Magpie: arXiv 2406.08464.
 """
 
 from __future__ import annotations
@@ -15,37 +14,22 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
-from transformers.generation import GenerationMixin
 
-from anchorlora.adapters.kinds import without_empty
 from anchorlora.config import BaseModelSettings
 from anchorlora.data.templates import ASKED, rendered, stop_ids
-from anchorlora.devices import free_memory, in_float64, multiplies_bfloat16
+from anchorlora.devices import free_memory, multiplies_bfloat16
 from anchorlora.errors import InvalidValue
-from anchorlora.models.head import of_own_rows
-from anchorlora.models.load import (
-    cache_argument,
-    cache_in,
-    device_of,
-    dtype_of,
-    empty_model,
-    ends_of,
-    may_be_masked,
-    pad_of,
-    quantization,
-)
+from anchorlora.models.drawing import LEAVE, Reading, draw
+from anchorlora.models.load import device_of, dtype_of, empty_model, ends_of, quantization
 from anchorlora.models.packing import WINDOWS
 
 BATCH = 16  # texts that share a random generator
 TOGETHER = 8  # batches, at most, that are drawn at once
-LEAVE = 0.75  # rows are selected anew once fewer than this share of them go on
 FLOAT32 = 4  # bytes
 OWN_TOKENS = 40  # of each message
 LEAST_TOKENS = 16  # of a message; with less room nothing is said
@@ -245,139 +229,3 @@ def _written(path: Path | None) -> list[list[dict[str, Any]]]:
     if kept != whole:
         path.write_bytes(kept)
     return [json.loads(line) for line in kept.splitlines()]
-
-
-@dataclass
-class Reading:
-    """Rows of tokens of which some are masked, and what attention keeps of the first of them: `ids` and `mask` (rows, n)."""
-
-    ids: Tensor
-    mask: Tensor
-    cache: Any
-    pad: int
-    goes_on: bool  # whether tokens that were read may be masked, with others behind
-
-    @classmethod
-    @torch.inference_mode()
-    def of(cls, model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]]) -> Reading:
-        """Return prompts, padded on the left; where all are alike, one is read but for its last token."""
-        pad, device = pad_of(tokenizer), next(model.parameters()).device
-        width = max(map(len, prompts), default=0)
-        ids = torch.tensor([[pad] * (width - len(prompt)) + [*prompt] for prompt in prompts], device=device)
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-        alike = width > 1 and all(prompt == prompts[0] for prompt in prompts)
-        cache = _read_once(model, prompts[0][:-1], len(prompts)) if alike else None
-        return cls(ids, mask, cache, pad, cache is not None and may_be_masked(model, cache))
-
-    def then(self, rows: Sequence[int], lengths: Sequence[int], tokens: Sequence[int]) -> Reading:
-        """Return some of the rows, each up to a length, with more tokens behind: the rest of a row is masked."""
-        device = self.ids.device
-        chosen, ends = torch.tensor(rows, device=device), torch.tensor(lengths, device=device)
-        mask = self.mask[chosen] * (torch.arange(self.ids.shape[1], device=device) < ends[:, None])
-        if len(rows) < len(self.ids):
-            self.cache.batch_select_indices(chosen)
-        more = torch.tensor([list(tokens)], device=device).expand(len(rows), -1)
-        ids, mask = torch.cat([self.ids[chosen], more], 1), torch.cat([mask, torch.ones_like(more)], 1)
-        return replace(self, ids=ids, mask=mask)
-
-
-@torch.inference_mode()
-def draw(
-    model: Any,
-    reading: Reading,
-    numbers: Tensor,
-    *,
-    stops: Collection[int],
-    longest: int,
-    leave: float = LEAVE,
-    watch: Callable[[], None] = lambda: None,
-) -> list[list[int]]:
-    """Return what the model draws after each row by its numbers, with the token that ends it; `watch` is told of each token."""
-    if not len(reading.ids):
-        return []
-    rows, width = _Rows(numbers, stops, longest, watch), reading.ids.shape[1]
-    argument = cache_argument(GenerationMixin.prepare_inputs_for_generation)
-    was_training = model.training
-    model.eval()
-    try:
-        while going := [i for i, row in enumerate(rows.there) if not rows.is_complete(row)]:
-            if len(going) < len(rows.there):
-                chosen = torch.tensor(going, device=reading.ids.device)
-                reading.ids, reading.mask, rows.there = reading.ids[chosen], reading.mask[chosen], [rows.there[i] for i in going]
-                try:
-                    reading.cache.batch_select_indices(chosen)
-                except (AttributeError, NotImplementedError, TypeError):  # what the model keeps cannot be selected
-                    reading.cache, leave = None, 0.0
-            rows.least = leave * len(rows.there)
-            # a model's own generation settings would change its distribution; `rows` draws, and leaves one token to choose
-            how = GenerationConfig(
-                do_sample=False,
-                repetition_penalty=1.0,
-                eos_token_id=sorted(stops),
-                pad_token_id=reading.pad,
-                max_new_tokens=longest + width - reading.ids.shape[1],
-                return_dict_in_generate=True,
-            )
-            with of_own_rows(model), without_empty(model):
-                made = model.generate(
-                    input_ids=reading.ids,
-                    attention_mask=reading.mask,
-                    generation_config=how,
-                    logits_processor=LogitsProcessorList([rows]),
-                    stopping_criteria=StoppingCriteriaList([_Leaving(rows)]),
-                    **({} if reading.cache is None else {argument: reading.cache}),
-                )
-            reading.ids, reading.cache = made.sequences, cache_in(made)
-            new = reading.ids.shape[1] - reading.mask.shape[1]
-            reading.mask = torch.cat([reading.mask, reading.mask.new_ones(len(reading.mask), new)], 1)
-    finally:
-        model.train(was_training)
-    return rows.written
-
-
-def _read_once(model: Any, beginning: Sequence[int], rows: int) -> Any:
-    """Return the cache of a beginning that rows share; None where it cannot be repeated."""
-    cache = cache_in(model(input_ids=torch.tensor([list(beginning)], device=next(model.parameters()).device), use_cache=True))
-    try:
-        cache.batch_repeat_interleave(rows)
-    except (AttributeError, NotImplementedError, TypeError):
-        return None
-    return cache
-
-
-class _Rows(LogitsProcessor):
-    """Rows that are drawn, and the token that each draws next: the scores leave no other."""
-
-    def __init__(self, numbers: Tensor, stops: Collection[int], longest: int, watch: Callable[[], None]) -> None:
-        self.numbers, self.stops, self.longest, self.watch = numbers, stops, longest, watch
-        self.written: list[list[int]] = [[] for _ in numbers]
-        self.there, self.least = list(range(len(numbers))), 0.0
-
-    def is_complete(self, row: int) -> bool:
-        """Return True if a row has ended."""
-        tokens = self.written[row]
-        return bool(tokens) and (tokens[-1] in self.stops or len(tokens) >= self.longest)
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """Draw a token in every row."""
-        places = [min(len(self.written[row]), self.longest - 1) for row in self.there]
-        total = in_float64(scores.float().softmax(-1)).cumsum(-1)
-        chosen = self.numbers[self.there, places].to(total.device)[:, None] * total[:, -1:]
-        drawn = torch.searchsorted(total, chosen, right=True).clamp(max=scores.shape[1] - 1).to(scores.device)
-        for row, token in zip(self.there, drawn[:, 0].tolist(), strict=True):
-            if not self.is_complete(row):
-                self.written[row].append(token)
-        self.watch()
-        return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
-
-
-class _Leaving(StoppingCriteria):
-    """Stop for a moment where so many rows have ended that the others go on by themselves."""
-
-    def __init__(self, rows: _Rows) -> None:
-        self.rows = rows
-
-    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Tensor:
-        """Say of every row that it has ended, where few go on."""
-        going = sum(not self.rows.is_complete(row) for row in self.rows.there)
-        return torch.full((len(input_ids),), going < self.rows.least, device=input_ids.device)

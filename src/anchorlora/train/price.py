@@ -32,8 +32,9 @@ from anchorlora.data import Encoded, EncodedExamples, Encoder, TextFiles, TextTa
 from anchorlora.devices import device_name
 from anchorlora.geometry import Spectrum
 from anchorlora.methods import Method
+from anchorlora.models.drawing import Reading, draw
 from anchorlora.models.load import cache_argument, cache_in, ends_of
-from anchorlora.models.own_text import BATCH, OWN_TOKENS, TOGETHER, Reading, draw
+from anchorlora.models.own_text import BATCH, OWN_TOKENS, TOGETHER
 from anchorlora.models.packing import packed as reading_packed
 from anchorlora.models.packing import unpackable
 from anchorlora.models.session import Session
