@@ -18,7 +18,8 @@ settings.register_profile("short", deadline=None, max_examples=25)
 torch.set_num_threads(1)
 
 FAULTS = Path(__file__).parent / "faults"
-FEWEST = 6  # cases of one test of faults in the short suite
+FEWEST = 4  # cases of one test of faults in the short suite
+DRAWING = {"reports", "test_hostile_text.py", "test_cli.py"}  # tests that look at figures of a report
 
 
 def pytest_configure(config):
@@ -29,7 +30,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """The short suite draws from long lists of cases, by the name of the test; the long form takes all.
 
-    Of a test that is marked `drawn(n)`, n cases; of the others in tests/faults, a quarter, at least six.
+    Of a test that is marked `drawn(n)`, n cases; of the others in tests/faults, a sixth, at least four.
     """
     cases = defaultdict(list)
     for item in items:
@@ -38,7 +39,7 @@ def pytest_collection_modifyitems(items):
             cases[item.path, item.originalname].append(item)
     for (path, name), listed in cases.items():
         asked = listed[0].get_closest_marker("drawn")
-        count = asked.args[0] if asked else max(FEWEST, len(listed) // 4)
+        count = asked.args[0] if asked else max(FEWEST, len(listed) // 6)
         taken = random.Random(f"{path.name}::{name}").sample(listed, min(len(listed), count))
         for item in listed:
             if item not in taken:
@@ -54,10 +55,12 @@ def _unsynced():
 
 
 @pytest.fixture(autouse=True)
-def svg_alone(request, monkeypatch):
-    """Reports draw SVG alone, which the page shows: PNG and PDF take longer, and tests marked `vector` see them."""
+def few_figures(request, monkeypatch):
+    """Reports draw SVG alone, which the page shows, and tests marked `vector` see the other forms; most tests look at no figure."""
     if not request.node.get_closest_marker("vector"):
         monkeypatch.setattr("anchorlora_lab.report.page.FILES", ())
+        if not DRAWING & {*request.path.parts}:
+            monkeypatch.setattr("anchorlora_lab.report.page.all_pictures", lambda *args, **kwargs: {})
 
 
 @pytest.fixture(autouse=True)

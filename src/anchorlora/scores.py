@@ -229,7 +229,7 @@ def _drawn_means(groups: Sequence[Sequence[float]]) -> list[float]:
     stream.set_state(("MT19937", np.array(state[:-1], dtype=np.uint32), int(state[-1]), 0, 0.0))
     values, means = [np.asarray(group, dtype=float) for group in groups], np.zeros(DRAWS)
     ends = np.cumsum([len(of) for of in values])
-    for draws in np.split(np.arange(DRAWS), 20):  # which bounds the memory that it takes
+    for draws in np.split(np.arange(DRAWS), range(100, DRAWS, 100)):  # which bounds the memory that it takes
         parts = np.split(stream.random_sample((len(draws), ends[-1])), ends[:-1], axis=1)
         for of, part in zip(values, parts, strict=True):
             means[draws] += of[(part * len(of)).astype(int)].mean(axis=1) / len(values)

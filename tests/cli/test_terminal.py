@@ -131,6 +131,7 @@ def program(tmp_path_factory):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

@@ -1,5 +1,6 @@
 import random
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def tokenizer():
     return models.tokenizer([TASK.prompt(s) + "ball doll" for s in SENTENCES])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def encoded(tokenizer):
     return Encoder(tokenizer, max_tokens=200).encode(TASK, [Example(i, s, "ball") for i, s in enumerate(SENTENCES)])
 
@@ -47,13 +48,16 @@ def adapted(make, tokenizer, seed=0):
     return blocks.model
 
 
-def one_at_a_time(model, tokenizer, encoded, tokens=12):
-    texts = []
-    for e in encoded:
-        with torch.no_grad():
-            ids = model.generate(input_ids=torch.tensor([e.prompt]), max_new_tokens=tokens)
-        texts.append(tokenizer.decode(ids[0, len(e.prompt) :], skip_special_tokens=True).strip())
-    return texts
+@pytest.fixture(scope="module")
+def generated(tokenizer, encoded):
+    """What transformers generates for each prompt alone by a model: its texts and its tokens, once for every way of batching."""
+
+    @cache
+    def of(make, count=12):
+        tokens = greedy(adapted(make, tokenizer), [e.prompt for e in encoded], count)
+        return [tokenizer.decode(row, skip_special_tokens=True).strip() for row in tokens], tokens
+
+    return of
 
 
 HOW = {"padded": {"share_prefix": False}, "shared beginning": {}, "packed": {"packed": True}}
@@ -63,14 +67,15 @@ HOW = {"padded": {"share_prefix": False}, "shared beginning": {}, "packed": {"pa
 @pytest.mark.parametrize("make", [models.qwen3, models.llama, models.mistral, models.gpt2])
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("batch", [1, 7, 64])
-def test_batching_sorting_and_sharing_change_no_text_in_float32(make, how, batch, tokenizer, encoded):
+def test_batching_sorting_and_sharing_change_no_text_in_float32(make, how, batch, tokenizer, encoded, generated):
     """Random weights: every answer runs to the limit, through flat logits."""
     model = adapted(make, tokenizer)
     answers = Scorer(model, tokenizer, max_new_tokens=12, batch=batch, device=CPU, **HOW[how]).score(TASK, encoded)
-    assert [a.text for a in answers] == one_at_a_time(model, tokenizer, encoded)
+    assert [a.text for a in answers] == generated(make)[0]
     assert len({a.text for a in answers}) > 1
 
 
+@cache
 def windowed(longest):
     """Makes a model with layers that attend to so many tokens back, and one layer that attends to all."""
 
@@ -83,15 +88,16 @@ def windowed(longest):
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("longer", [0, 3, 40])
-def test_rows_that_are_longer_than_a_window_change_no_text_where_every_prompt_fits_into_it(how, longer, tokenizer, encoded):
+def test_rows_that_are_longer_than_a_window_change_no_text_where_every_prompt_fits_into_it(
+    how, longer, tokenizer, encoded, generated
+):
     """Answers of 12 tokens go past the window, unless it is 40 longer than the longest prompt."""
     longest = max(len(e.prompt) for e in encoded)
     assert sum(len(e.prompt) for e in encoded) > 2 * (longest + longer)
-    model = adapted(windowed(longest + longer), tokenizer)
-    expected = one_at_a_time(model, tokenizer, encoded)
+    make, prompts = windowed(longest + longer), [e.prompt for e in encoded]
+    model, (expected, tokens) = adapted(make, tokenizer), generated(make)
     scorer = Scorer(model, tokenizer, max_new_tokens=12, batch=64, device=CPU, **HOW[how])
-    assert scorer.texts([e.prompt for e in encoded]) == expected
-    prompts, tokens = [e.prompt for e in encoded], greedy(model, [e.prompt for e in encoded], 12)
+    assert scorer.texts(prompts) == expected
     drafts = {row[0]: (*row[:3], 3, 4) for row in tokens}
     assert decode(model, prompts, Answering({tokenizer.eos_token_id}, 12, drafts)) == tokens
 
@@ -105,9 +111,9 @@ def greedy(model, prompts, tokens):
 
 @pytest.mark.parametrize("right", [0, 1, 3, 8, 12], ids=lambda n: f"the first {n} tokens of a draft are right")
 @pytest.mark.parametrize("make", [models.qwen3, models.gpt2])
-def test_a_draft_changes_no_token_however_much_of_it_is_right(make, right, tokenizer, encoded):
+def test_a_draft_changes_no_token_however_much_of_it_is_right(make, right, tokenizer, encoded, generated):
     model, prompts = adapted(make, tokenizer), [e.prompt for e in encoded]
-    expected, end = greedy(model, prompts, 12), tokenizer.eos_token_id
+    (_, expected), end = generated(make), tokenizer.eos_token_id
     drafts = {tokens[0]: (*tokens[:right], 3, 4, end)[: max(right, 1) + 3] for tokens in expected[::2] if right}
     drafts = {first: draft for first, draft in drafts.items() if draft[0] == first}
     forwards = []
@@ -220,7 +226,7 @@ def test_nothing_is_shared_by_one_prompt_or_by_prompts_without_a_common_beginnin
     assert _Prefix.of(model, [(5,) * 20, (5,) * 12], CPU).length == 11, "every prompt keeps a token to go on from"
 
 
-def test_a_model_with_a_sliding_window_reads_every_prompt_whole(tokenizer, encoded):
+def test_a_model_with_a_sliding_window_reads_every_prompt_whole(tokenizer, encoded, generated):
     def make(vocab):
         config = models.MistralConfig(vocab_size=vocab, head_dim=16, sliding_window=16, **models.SMALL)
         return models.MistralForCausalLM(config)
@@ -228,7 +234,7 @@ def test_a_model_with_a_sliding_window_reads_every_prompt_whole(tokenizer, encod
     model = adapted(make, tokenizer)
     assert _Prefix.of(model, [e.prompt for e in encoded], CPU).length == 0
     answers = Scorer(model, tokenizer, max_new_tokens=4, batch=1, device=CPU).score(TASK, encoded)
-    assert [a.text for a in answers] == one_at_a_time(model, tokenizer, encoded, tokens=4)
+    assert [a.text for a in answers] == generated(make, 4)[0]
 
 
 def test_decoding_stops_at_the_end_of_sequence_and_at_nothing_else(tokenizer, encoded):

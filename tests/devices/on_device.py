@@ -260,7 +260,7 @@ def launches(folder, kind, method):
     constraints = [*(c for c in METHODS[method].at(2) if not isinstance(c, GradientStart)), FiniteGradients()]
 
     def steps():
-        for _ in range(4):
+        for _ in range(3):
             for parameter in blocks.trainable():
                 parameter.grad = torch.randn(parameter.shape, generator=draw).to(place(kind))
             before = device.launched

@@ -154,7 +154,7 @@ def test_protection_is_kept_in_loops_and_trainers(job, kind, done):
 HARD = ("sfor", "o-lora-hard", "o-lora-bsr-strong", "fold-16")
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("method", HARD)
 def test_hard_protection_adds_at_most_sixty_launches_to_a_step_on_72_layers(method, done):
     (counts,) = done(WHOLE, f"launches:{method}")

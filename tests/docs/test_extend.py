@@ -48,6 +48,7 @@ def followed(tmp_path_factory):
     folder, printed = tmp_path_factory.mktemp("own"), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr("anchorlora_lab.report.page.all_pictures", lambda *args, **kwargs: {})
         for language, code in re.findall(r"```(python|bash)\n(.*?)```", PAGE, flags=re.S):
             if language == "python":
                 Path(re.match(r"# (\w+\.py)\n", code)[1]).write_text(code)

@@ -73,7 +73,8 @@ SMALL = {"train_limit": 64, "test_limit": 16}
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize(("method", "dtype"), [(m, d) for m in ("sfor", "o-lora-hard") for d in ("float32", "bfloat16")])
 def test_protection_is_exact_in_the_saved_files(method, dtype, tmp_path):
-    record = run_sequence(mini().changed(SMALL | {"dtype": dtype}), METHODS[method], order=TASKS[:2], seed=42, out=tmp_path)
+    fewer = {"train_limit": 16, "test_limit": 2, "dtype": dtype}  # many processors compute in bfloat16 slowly
+    record = run_sequence(mini().changed(fewer), METHODS[method], order=TASKS[:2], seed=42, out=tmp_path)
     found, largest_zero = saved.drift(*saved.folders(tmp_path, TASKS[:2]))
     assert found["rho"] <= largest_zero
     assert found["d_eff"] > 0.1

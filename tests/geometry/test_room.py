@@ -52,7 +52,7 @@ def test_the_energy_that_is_printed_is_that_of_the_directions_themselves(cut):
             assert found.held(name) == pytest.approx(true, abs=1e-9) == found.before_cuts(name)
 
 
-@pytest.mark.parametrize("d", [576, 1536])
+@pytest.mark.parametrize("d", [576, pytest.param(1536, marks=pytest.mark.slow)])
 def test_fifty_skills_on_the_widths_of_smollm2_leave_half_of_the_directions_to_the_fiftieth(d):
     joined = {}
     for i, rows in enumerate(skills(d, 50, decay=0.8, rows=128)):

@@ -54,7 +54,7 @@ def layouts(draw, runs):
     return Layout(tuple(columns), groups, reference, draw(st.sampled_from((None, "none", "sd", "interval"))))
 
 
-LAW = settings(max_examples=60, deadline=None)
+LAW = settings(max_examples=40, deadline=None)
 
 
 def column(table, heading):
@@ -123,7 +123,7 @@ def test_groups_put_rows_in_their_order_and_change_no_row(data):
     assert not any(line.startswith(" group") for line in lines)
 
 
-@LAW
+@settings(max_examples=10, deadline=None)
 @given(st.data())
 def test_every_other_method_is_compared_with_the_reference_and_stands_beside_it_in_the_first_figure(data):
     runs = data.draw(grids())

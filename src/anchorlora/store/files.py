@@ -10,6 +10,8 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -163,13 +165,14 @@ def dump_yaml(content: dict[str, Any]) -> str:
 def load_yaml(path: Path) -> Any:
     """Read YAML 1.2 as plain data: 1e-4 is a number and `on` is text."""
     try:
-        return plain(_parsed(text_of(path, largest=LARGEST_YAML)))
+        return plain(deepcopy(_parsed(text_of(path, largest=LARGEST_YAML))))
     except FileNotFoundError:
         raise InvalidValue(f"there is no file {path}") from None
     except Unreadable as error:
         raise InvalidValue(f"{path} is not readable YAML: {error}") from None
 
 
+@lru_cache(maxsize=8)
 def _parsed(text: str) -> Any:
     try:
         depth = 0
