@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 
 FAULTS = Path(__file__).parent / "faults"
 FEWEST = 4  # cases of one test of faults in the short suite
-DRAWING = {"reports", "test_hostile_text.py", "test_cli.py"}  # tests that look at figures of a report
+DRAWING = {"reports", "test_hostile_text.py", "test_cli.py", "test_docstrings.py"}  # tests of figures, or of what draws them
 
 
 def pytest_configure(config):
