@@ -52,13 +52,15 @@ def frontier_in_words() -> str:
     heads = ["SmolLM2-135M-Instruct", "new skill, %", "change of old abilities, points"]
     grid = tabulate(lines, heads, tablefmt="github", disable_numparse=True, colalign=("left", "right", "right"))
     counts = [rows[name][3] for name in known]
-    more = [at_one_rate("gemma3", name)[2][name, 2, 1] for name in ("own-10", "kl-own")]
+    rivals = {name: at_one_rate("gemma3", name) for name in ("own-10", "kl-own")}
+    more = [less[name, 2, 1] for name, (_, _, less) in rivals.items()]
     spans = " and ".join(spanned(difference.kept, difference.kept_interval).replace("+", "") for difference in more)
+    pairs = " and ".join(str(len(shared)) for shared, *_ in rivals.values())
     return (
         f"{grid}\n\nMeans over {min(counts)} to {max(counts)} pairs of a skill and a seed. "
-        "[At two epochs](docs/lab/frontier.md), own text learns as much and is not shown to keep less than `fold-16`. Nor, at any, "
+        "[At two epochs](docs/lab/frontier.md), own text learns as much and is not shown to keep less than `fold-16`. Nor "
         "is KL to the model before on its own chats. On Gemma 3 270M, a base model, `fold-16` keeps "
-        f"{spans} points more than these two (one seed, two epochs)."
+        f"{spans} points more than these two (two epochs; {pairs} pairs)."
     )
 
 
