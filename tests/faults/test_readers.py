@@ -386,8 +386,12 @@ def test_yaml_that_is_a_trap_is_refused_at_once(name, tmp_path):
 
 def test_yaml_means_what_its_present_version_says(tmp_path):
     """In version 1.1, which other readers follow, the first is text and the others are truth values."""
-    (tmp_path / "own.yaml").write_text("rate: 1e-4\nswitch: on\nanswer: no\n")
-    assert load_yaml(tmp_path / "own.yaml") == {"rate": 1e-4, "switch": "on", "answer": "no"}
+    (tmp_path / "own.yaml").write_text("rate: 1e-4\nswitch: on\nanswer: no\ninner: {parts: [1]}\n")
+    content = {"rate": 1e-4, "switch": "on", "answer": "no", "inner": {"parts": [1]}}
+    for _ in range(2):  # what a reader changes is not there for the next one, although the file is parsed once
+        found = load_yaml(tmp_path / "own.yaml")
+        assert found == content
+        found["inner"]["parts"].append(2)
 
 
 JSON = {

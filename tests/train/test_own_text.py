@@ -166,7 +166,7 @@ def test_an_answer_goes_on_from_what_was_read_of_the_users_message(architecture,
         if tokenizer.decode(user, skip_special_tokens=True).strip():
             prompt = [*before, *user, *after]
             alone.append((prompt, drawn_by_itself(model, prompt, second, stops=stops, longest=6)))
-        if len(alone) == len(rows):
+        if len(alone) == 12:
             break
     assert [(row["prompt_ids"], row["completion_ids"]) for row in rows] == alone
     assert len({len(prompt) for prompt, _ in alone}) > 1

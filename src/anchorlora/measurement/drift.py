@@ -226,7 +226,7 @@ def predicted_kl(anchor: Anchor) -> float | None:
     """Predict how far the change moves the answers of finished tasks: sum over layers of (1/2) tr(G dW C dW^T).
 
     It is a forecast to second order, layer by layer, from the finished tasks' examples as they were when each task ended. Small
-    changes are forecast well; large ones are not, and one that was trained against it, as by `KroneckerBrake`, is larger.
+    changes are forecast well; large ones are not.
     """
     if not knows(anchor.past):
         return None
