@@ -27,6 +27,7 @@ from anchorlora import (
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.constraints.sensitivity import INPUTS, OUTPUTS, TASKS, sensitivity
 from anchorlora.constraints.stacks import Stack
+from anchorlora.geometry import Product
 from anchorlora.measurement import predicted_kl
 from toys import OPTIMIZERS, anchor_of, optimizer_for, parameters, task_loss
 
@@ -288,7 +289,7 @@ def test_a_penalty_on_stacked_layers_is_the_sum_of_theirs(penalty, fresh):
 
 
 def test_the_predicted_kl_is_that_of_the_answers():
-    """One linear layer, one input, one answer: both sides of the metric are exact there, and the prediction to second order."""
+    """One linear layer, one input, one answer: exact to second order. Of layers that move it together, each alone is counted."""
     torch.manual_seed(0)
     d, words, scale = 6, 5, 1e-2
     x, W, dW = torch.randn(d).double(), torch.randn(words, d).double(), torch.randn(words, d).double() * scale
@@ -296,7 +297,18 @@ def test_the_predicted_kl_is_that_of_the_answers():
     G = torch.diag(p) - torch.outer(p, p)  # the expectation over drawn answers of g g^T, with g = drawn - p
     C = torch.outer(x, x)  # |g|^2 x x^T / |g|^2
     moved = ((W + dW) @ x).softmax(0)
-    assert 0.5 * float((G @ dW @ C @ dW.T).trace()) == pytest.approx(float((p * (p / moved).log()).sum()), rel=0.05)
+    kl = float((p * (p / moved).log()).sum())
+    assert 0.5 * float((G @ dW @ C @ dW.T).trace()) == pytest.approx(kl, rel=0.05)
+
+    values, vectors = torch.linalg.eigh(G)
+    roots = {INPUTS: x[:, None] * G.trace().sqrt(), OUTPUTS: vectors * values.clamp(min=0).sqrt()}
+    for count in (1, 2, 10):  # layers that add up to this one, each with its share of the change: they move the answer together
+        names = [f"layer {i}" for i in range(count)]
+        past = {f"{kind}/{name}": root for kind, root in roots.items() for name in names}
+        past |= {f"{name}/tail": torch.zeros((), dtype=torch.float64) for name in past}
+        change = Product(dW / count, torch.eye(d).double())
+        layers = [SimpleNamespace(name=name, change=lambda change=change: change) for name in names]
+        assert predicted_kl(SimpleNamespace(past=past, layers=layers)) == pytest.approx(kl / count, rel=0.05)
 
 
 def test_a_gradient_start_is_the_strongest_directions_of_the_task_outside_the_core(stack):
