@@ -7,13 +7,15 @@ docs/supported.md.
 
 import copy
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from anchorlora import Anchor, measure, protect
+from anchorlora import AdaptedLayer, Anchor, measure, protect
 from anchorlora.errors import ProtectionLost
+from anchorlora.geometry import Factors
 from guards.layers import HARD, SFOR, STEPS, Story, adapted, config, linear, unguarded
 from noting import note_row
 
@@ -534,3 +536,27 @@ def test_a_model_that_is_cast_is_measured():
     drift = measure(story.anchor)
     assert not drift.exact
     assert any("written to or replaced" in sentence for sentence in drift.outside)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_half_precision_layer_that_is_moved_to_another_device_is_no_other_layer():
+    """A trainer moves a model whose anchor was made on the CPU, and the device rounds sums in its own way."""
+    model = adapted()
+    for layer in linear(model).values():
+        layer.get_base_layer().to(torch.bfloat16)
+    whole = Anchor.of(model).layers[0].whole
+    parts = {name: replace(part, device=torch.device("meta"), place=0) for name, part in whole.parts.items()}
+    answers = tuple(answer * (1 + 2**-7 * (torch.arange(answer.shape[-1]) % 5 == 0)) for answer in whole.answers)
+    moved = replace(whole, parts=parts, answers=tuple(answer.bfloat16() for answer in answers))
+    assert moved.changed(moved.module) is None
+    with torch.no_grad():
+        moved.base.weight.add_(0)
+    assert "written to or replaced" in moved.changed(moved.module)
+
+
+def test_what_is_remembered_of_the_start_follows_the_factors_to_their_device():
+    kept = Factors(torch.ones(2, 4), torch.ones(3, 2), 2.0)
+    layer = AdaptedLayer("layer", Factors(kept.A.to("meta"), kept.B.to("meta"), 2.0), kept.copy())
+    assert layer.start_factor("B").device.type == layer.start_rows("A").device.type == "meta"
+    layer = replace(layer, start=kept.copy())
+    assert layer.change().right.device.type == "meta"

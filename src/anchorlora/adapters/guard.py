@@ -37,15 +37,20 @@ class Snapshot:
     tensor: Tensor
     place: int
     version: int  # torch's count of in-place writes
+    device: torch.device
 
     @classmethod
     def of(cls, tensor: Tensor) -> Snapshot:
         """Take a snapshot."""
-        return cls(tensor, 0 if is_sharded(tensor) else tensor.data_ptr(), tensor._version)
+        return cls(tensor, 0 if is_sharded(tensor) else tensor.data_ptr(), tensor._version, tensor.device)
 
     def same(self, tensor: Tensor | None) -> bool:
         """Return True if the tensor is the one of the snapshot and was not written to."""
         return tensor is self.tensor and tensor.data_ptr() == self.place and tensor._version == self.version
+
+    def moved(self, tensor: Tensor | None) -> bool:
+        """Return True if the tensor was moved to another device, and not written to."""
+        return tensor is self.tensor and tensor.device != self.device and tensor._version == self.version
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,7 @@ class WholeLayer:
         return self._function_changed(dict(_others(self.module, self.adapter, whole=not self.split)))
 
     def _function_changed(self, now: dict[str, Tensor]) -> str | None:
-        same = {name for name, part in self.parts.items() if part.same(now.get(name))}
+        same = {name for name, part in self.parts.items() if part.same(now.get(name)) or part.moved(now.get(name))}
         written = next((name for name in {**self.parts, **now} if name not in same), None)
         if not self.rows:
             return f"{written} at {self.layer} was written to or replaced" if written else None

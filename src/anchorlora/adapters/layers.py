@@ -85,7 +85,14 @@ class AdaptedLayer:
         Raises:
             UnknownName: `name` is another name.
         """
-        return self._named(self.start, name)
+        return self._named(self.placed_start(), name)
+
+    def placed_start(self) -> Factors:
+        """Return the factors at the start, on the device of the live ones: a trainer may move a model after its anchor is made."""
+        device = self.current.A.device
+        if self.start.A.device != device:
+            vars(self.start).update(A=self.start.A.to(device), B=self.start.B.to(device))
+        return self.start
 
     def is_split(self, name: str) -> bool:
         """Return True if this process holds only some rows of the factor (FSDP2).
@@ -167,12 +174,12 @@ class AdaptedLayer:
         Returns:
             The change as a thin product, in float64. With gates it includes the change of earlier adapters.
         """
-        now, start = (live or self.current).whole(), self.start.whole()
+        now, start = (live or self.current).whole(), self.placed_start().whole()
         return self.gated.change(now, start, self.history) if self.gated else now.since(start)
 
     def block_change(self) -> Product:
         """Return the current adapter's part of the change; with gates, earlier adapters change as well."""
-        now, start = self.current.whole(), self.start.whole()
+        now, start = self.current.whole(), self.placed_start().whole()
         return self.gated.block(now, start) if self.gated else now.since(start)
 
     def _named(self, factors: Factors, name: str) -> Any:

@@ -174,7 +174,7 @@ class StepRecorder(ProtectsPast):
         outputs = {s.name: (partial(_transpose, partial(s.factor, "B")), protected[s.name].left) for s in anchor.layers}
 
         def layers() -> dict[str, LayerChange]:
-            return {s.name: block_layer([Block(s.current, s.start)], protected[s.name]) for s in anchor.layers}
+            return {s.name: block_layer([Block(s.current, s.placed_start())], protected[s.name]) for s in anchor.layers}
 
         return _Auditing(self.path, self.every, StepMoves(routing), _left_moves(outputs), layers)
 
@@ -353,7 +353,7 @@ class _Tracing(_Recording):
 
     def moved(self, name: str) -> float:
         """Norm of what a factor has moved in this task, over all layers."""
-        pairs = [(layer.current.whole(), layer.start.whole()) for layer in self.anchor.layers]
+        pairs = [(layer.current.whole(), layer.placed_start().whole()) for layer in self.anchor.layers]
         return _norm([in_float64(getattr(now, name).detach()) - in_float64(getattr(start, name)) for now, start in pairs])
 
     def write(self, line: dict[str, Any]) -> None:
