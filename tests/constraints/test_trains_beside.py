@@ -133,3 +133,17 @@ def test_a_write_to_a_protected_row_stops_the_training():
 
     with pytest.raises(ProtectionLost, match=r"dW V\| at model.embed_tokens"):
         train(model, anchor, do=write)
+
+
+def test_a_loop_that_looks_sees_what_trains_beside_too():
+    model = adapted(modules_to_save=["lm_head"])
+    anchor = Anchor.of(model, cores=directions(model) | {"lm_head": HEAD})
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    with protect(optimizer, anchor, SFOR) as held:
+        held.look()
+        W = anchor.beside.layers[0].factor("W")
+        W.data += 0.1
+        with pytest.raises(ProtectionLost, match=r"by step 0: \|dW V\| at lm_head"):
+            held.look()
+        W.data -= 0.1
+    assert held.beside is None

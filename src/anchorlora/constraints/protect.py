@@ -45,6 +45,7 @@ class Protection(list[ActiveConstraint]):
     """The active constraints of a `with protect(..)` block, in order."""
 
     watch: StepWatch
+    beside: Protection | None = None  # of the full weights that train beside the adapter
     block: AbstractContextManager[Protection] | None = None  # that `create_protected_optimizer` has entered
 
     @property
@@ -58,6 +59,8 @@ class Protection(list[ActiveConstraint]):
         `protect` does the same every `check_every` steps.
         """
         self.watch.look(step)
+        if self.beside is not None:
+            self.beside.look(step)
 
     def close(self) -> None:
         """Verify a last time, raise what is lost, and release hooks and frozen factors, where no `with` block does."""
@@ -155,8 +158,11 @@ def protect(
                 for c in active:
                     c.begin(step)
             try:
-                with _beside(inner, anchor, also_training, check_every=check_every, step=step):
-                    yield active
+                with _beside(inner, anchor, also_training, check_every=check_every, step=step) as active.beside:
+                    try:
+                        yield active
+                    finally:
+                        active.beside = None
             except BaseException as error:
                 _note_what_is_left(error, steps, active)
                 raise
