@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import oracle
-from anchorlora import EffectiveResponse, ProjectGradient, RoutingOverlap, protect
+from anchorlora import EffectiveResponse, ProjectDisplacement, ProjectGradient, RoutingOverlap, protect
+from anchorlora.errors import InvalidType
 from toys import anchor_of, on_core, optimizer_for, parameters, train
 
 
@@ -124,6 +125,16 @@ def test_effective_response_without_a_wide_basis_is_refused():
         protect(optimizer_for(anchor, "sgd"), anchor, [EffectiveResponse(1.0)]),
     ):
         pass
+
+
+def test_a_penalty_is_refused_where_the_optimizer_would_maximize_it():
+    anchor = anchor_of(history=True)
+    optimizer = torch.optim.SGD(parameters(anchor), lr=1e-2, maximize=True)
+    refused = pytest.raises(InvalidType, match="but the optimizer maximizes; negate the loss")
+    with refused, protect(optimizer, anchor, [RoutingOverlap()]):
+        train(anchor, optimizer, 1)
+    with protect(optimizer, anchor, [ProjectDisplacement("A")]):
+        train(anchor, optimizer, 1)
 
 
 def test_descriptions_are_values():

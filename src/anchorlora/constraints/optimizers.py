@@ -143,9 +143,10 @@ def moved_by(optimizer: Optimizer) -> set[int]:
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
-def refuse_scaled_penalties(optimizer: Optimizer, active: Sequence[ActiveConstraint]) -> None:
-    """Refuse penalties on a fused optimizer under a gradient scaler: it unscales inside its step, and a penalty is not scaled."""
-    if getattr(optimizer, "grad_scale", None) is None:
+def refuse_misled_penalties(optimizer: Optimizer, active: Sequence[ActiveConstraint]) -> None:
+    """Refuse penalties where their gradient would act otherwise: unscaled in a fused step under a scaler, or maximized."""
+    scaled = getattr(optimizer, "grad_scale", None) is not None
+    if not scaled and not any(group.get("maximize") for group in optimizer.param_groups):
         return
     from anchorlora.constraints.base import Penalty
 
@@ -154,6 +155,8 @@ def refuse_scaled_penalties(optimizer: Optimizer, active: Sequence[ActiveConstra
         raise InvalidType(
             f"{adding[0]} adds a gradient, but a fused optimizer under a gradient scaler unscales inside its step; "
             "use fused=False, or train in bfloat16 or float32 without a scaler"
+            if scaled
+            else f"{adding[0]} adds a gradient to be minimized, but the optimizer maximizes; negate the loss, without maximize"
         )
 
 

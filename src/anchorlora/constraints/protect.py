@@ -24,8 +24,8 @@ from anchorlora.constraints.gradient import ProjectGradient
 from anchorlora.constraints.optimizers import (
     innermost,
     project_copies,
+    refuse_misled_penalties,
     refuse_others_factors,
-    refuse_scaled_penalties,
     refuse_unprotected,
 )
 from anchorlora.constraints.retract import Retract
@@ -368,7 +368,7 @@ class _StepHooks:
                 f"{names} adds to the loss, but this loop never asks for it: "
                 "add c.loss(batch, outputs) of every c that protect() yields"
             )
-        refuse_scaled_penalties(optimizer, self.active)
+        refuse_misled_penalties(optimizer, self.active)
         self.active.watch.before_optimizer_step()
         with true_precision(self.anchor):
             for hook in (
