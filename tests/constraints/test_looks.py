@@ -86,6 +86,16 @@ def test_factors_in_another_precision_stop_the_next_step(name):
         raise AssertionError("it made a step")
 
 
+def test_factors_that_were_moved_to_another_device_are_named_before_the_step():
+    """As by a trainer that is given the optimizer, and moves the model then."""
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, "adamw")
+    moved = "factor A at layer0 was on meta and is on cpu now; move the model first, then protect it"
+    with pytest.raises(ProtectionLost, match=moved), protect(optimizer, anchor, SFOR) as held:
+        held.watch.stored = [(*stored[:-1], torch.device("meta")) for stored in held.watch.stored]
+        train(anchor, optimizer, 1)
+
+
 def test_what_is_written_after_a_step_is_seen_by_the_step_form_too():
     anchor = anchor_of()
     optimizer = optimizer_for(anchor, "adamw")

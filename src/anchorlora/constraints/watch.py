@@ -40,7 +40,7 @@ class StepWatch:
         self.optimizer, self.anchor, self.active, self.hooks, self.every = optimizer, anchor, active, hooks, every
         factors = [(layer.name, name, layer.factor(name)) for layer in anchor.layers for name in layer.names]
         self.trained = [(path, p) for path, _, p in factors if p.requires_grad]
-        self.stored = [(path, name, p, p.dtype) for path, name, p in factors]
+        self.stored = [(path, name, p, p.dtype, p.device) for path, name, p in factors]
         self.step, self.first, self.also_training = step, step, also_training
 
     def count_step(self) -> None:
@@ -50,8 +50,8 @@ class StepWatch:
             self.look()
 
     def before_optimizer_step(self) -> None:
-        """Refuse factors whose precision has changed: an optimizer may fail on them, or round them. Costs next to nothing."""
-        if self._recast():
+        """Refuse factors in another precision or place: an optimizer or a projection would fail. Costs next to nothing."""
+        if self._elsewhere() or self._recast():
             self.refuse_detached(self.step)
 
     def look(self, step: int | None = None) -> None:
@@ -75,6 +75,9 @@ class StepWatch:
 
     def _describe_detached(self) -> tuple[str, str | None] | None:
         """Return a sentence on the hooks that were removed, and one on the constraint that no longer holds."""
+        elsewhere = self._elsewhere()
+        if elsewhere:
+            return elsewhere, None
         if any(hook.id not in (hook.hooks_dict_ref() or {}) for hook in self.hooks):
             return "the optimizer's step hooks were removed; leave them until the protected block ends", self._first_violation()
         recast = self._recast()
@@ -115,9 +118,17 @@ class StepWatch:
 
     def _recast(self) -> str | None:
         """The first factor that is stored in another precision than when the task began."""
-        for layer, name, parameter, dtype in self.stored:
+        for layer, name, parameter, dtype, _ in self.stored:
             if parameter.dtype != dtype:
                 return f"factor {name} at {layer} was {dtype} and is {parameter.dtype} now; use autocast instead"
+        return None
+
+    def _elsewhere(self) -> str | None:
+        """The first factor on another device than when the task began."""
+        for layer, name, parameter, _, device in self.stored:
+            if parameter.device != device:
+                now = f"is on {parameter.device} now; move the model first, then protect it"
+                return f"factor {name} at {layer} was on {device} and {now}"
         return None
 
     def _cause(self) -> str:
