@@ -56,6 +56,8 @@ def test_a_head_and_an_embedding_train_and_keep_their_answers_on_what_is_old():
     assert drift.layers["lm_head"].d_eff == pytest.approx(float(moved.norm()), rel=1e-5)
     assert drift.layers["model.embed_tokens"].d_eff == pytest.approx(float((now - rows).double().norm()), rel=1e-5)
     assert drift.layers["model.embed_tokens"].d_old == 0
+    again = measure(anchor, {"model.embed_tokens": torch.arange(21)}).layers["model.embed_tokens"]
+    assert again.d_old == pytest.approx(float((now - rows)[20].double().norm()), rel=1e-6)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -25,6 +25,7 @@ from anchorlora.constraints.sensitivity import knows, sensitivity
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors, Product, Subspace
+from anchorlora.geometry.subspace import TokenRows
 from anchorlora.store.record import is_zero, largest_zero
 
 Added = TypeVar("Added", bound="Sums")
@@ -261,6 +262,8 @@ def _drift(squares: Squares, layers: Mapping[str, Drift]) -> Drift:
 
 
 def _core(layer: AdaptedLayer, given: Subspace | Tensor | None) -> Subspace:
+    if isinstance(given, Tensor) and layer.core is not None and layer.core.tokens is not None:
+        return TokenRows(given, d=layer.core.d)
     core = as_subspace(given, at=layer.name)
     if core is None:
         raise InvalidValue(f"no core to measure on at {layer.name}; pass cores=store.cores() to Anchor.of or to measure")
