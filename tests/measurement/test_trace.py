@@ -117,3 +117,18 @@ def test_a_trace_says_how_far_each_factor_has_moved(tmp_path):
         dense = sum(float(displacement(layer, name).square().sum()) for layer in anchor.layers) ** 0.5
         assert lines[-1]["moves"][name] == pytest.approx(dense, rel=1e-9)
         assert dense > 0
+
+
+def test_a_factor_that_only_a_penalty_reaches_is_recorded(tmp_path):
+    """As of an expert that no token of the step was sent to."""
+    anchor = anchor_of(history=True)
+    optimizer = optimizer_for(anchor, "sgd")
+    with protect(optimizer, anchor, [RoutingOverlap(strength=0.5), Trace(tmp_path / "trace.jsonl", steps=1, points=2)]):
+        task_loss(anchor).backward()
+        for name in ("A", "B"):
+            anchor.layers[0].factor(name).grad = None
+        optimizer.step()
+    added = norm(anchor.layers[0].factor("A").grad)
+    line = json.loads((tmp_path / "trace.jsonl").read_text().splitlines()[-1])
+    assert line["grad_norms"]["task"] > 0
+    assert 0 < added <= line["grad_norms"]["penalties"]

@@ -316,7 +316,7 @@ class _Tracing(_Recording):
         self.trace, self.anchor = trace, anchor
         self.others: Sequence[ActiveConstraint] = ()
         self.norms: dict[str, float | None] = {"task": None, "penalties": None}
-        self.gradients: list[Tensor] = []
+        self.gradients: dict[int, Tensor] = {}  # those of the task loss, by the number of the factor
 
     def see(self, active: Sequence[ActiveConstraint]) -> None:
         self.others = [c for c in active if c is not self]
@@ -329,17 +329,17 @@ class _Tracing(_Recording):
     def after_backward(self) -> None:
         super().after_backward()
         if self.due:
-            self.gradients = [in_float64(g).clone() for g in self.gradients_now()]
-            self.norms["task"] = _norm(self.gradients)
+            self.gradients = {i: in_float64(g).clone() for i, g in self.gradients_now().items()}
+            self.norms["task"] = _norm([*self.gradients.values()])
 
     def add_penalty_grads(self) -> None:
         if self.due:  # listed last: the others have added theirs
-            added = [in_float64(g) - before for g, before in zip(self.gradients_now(), self.gradients, strict=True)]
-            self.norms["penalties"] = _norm(added)
+            now = self.gradients_now()  # also of factors that the task loss did not reach
+            self.norms["penalties"] = _norm([in_float64(g) - self.gradients.get(i, 0.0) for i, g in now.items()])
 
-    def gradients_now(self) -> list[Tensor]:
+    def gradients_now(self) -> dict[int, Tensor]:
         factors = [layer.factor(name) for layer in self.anchor.layers for name in ("A", "B")]
-        return [p.grad for p in factors if p.grad is not None]
+        return {i: p.grad for i, p in enumerate(factors) if p.grad is not None}
 
     def line(self, before: Mapping[str, dict[str, float]], after: Mapping[str, dict[str, float]]) -> dict[str, Any]:
         drift, violations = measure(self.anchor), {"wrp_before": before, "wrp_after": after}
