@@ -69,6 +69,15 @@ def test_a_prompt_from_stdin_is_the_same_prompt(adapter, capsys, monkeypatch):
     assert asked(capsys, adapter, "-", "--max-new-tokens", 8).out == shown
 
 
+def test_a_tokenizer_without_a_token_to_pad_with_answers_the_same(adapter, tmp_path, capsys):
+    model = shutil.copytree(MINI, tmp_path / "model")
+    tokenizer = json.loads((model / "tokenizer_config.json").read_text())
+    assert tokenizer.pop("pad_token")
+    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    shown = asked(capsys, adapter, QUESTION, "--max-new-tokens", 8).out
+    assert asked(capsys, adapter, QUESTION, "--max-new-tokens", 8, "--model", model).out == shown
+
+
 def test_an_answer_without_an_end_is_said_to_be_cut_on_stderr(adapter, capsys):
     assert "(cut after 2 tokens; --max-new-tokens N allows more)" in asked(capsys, adapter, QUESTION, "--max-new-tokens", 2).err
 

@@ -99,7 +99,7 @@ def _answer(loaded: LoadedModel, adapted: Any, ids: list[int], *, longest: int, 
     from anchorlora.models.load import ends_of
 
     stops = stop_ids(loaded.tokenizer, ends_of(loaded.model))
-    inputs = loaded.tokenizer.pad({"input_ids": [ids]}, return_tensors="pt").to(loaded.device)
+    inputs = loaded.tokenizer.pad({"input_ids": [ids]}, padding=False, return_tensors="pt").to(loaded.device)
     tokens = adapted.generate(**inputs, max_new_tokens=longest, streamer=printing(loaded.tokenizer, stops))[0].tolist()
     if tokens[-1] not in stops:
         err.print(f"(cut after {longest} tokens{'; --max-new-tokens N allows more' if longest == asked else ''})")
