@@ -16,7 +16,7 @@ from anchorlora.data import normalize
 from anchorlora.models.load import load_base_model
 from anchorlora_lab.suites import prompts
 from anchorlora_lab.suites.measure import Questions, evaluate
-from anchorlora_lab.suites.prompts import ROOM, is_right
+from anchorlora_lab.suites.prompts import ROOM, is_right, read_prompts
 from anchorlora_lab.suites.questions import EvalProgress
 from text_law import families
 
@@ -164,6 +164,18 @@ def test_chats_are_refused_without_a_template_before_the_model_is_loaded(ask, tm
     ):
         ask(adapter, [{"messages": chat}])
     assert not (adapter / "eval.json").exists()
+
+
+CHAT = {"messages": [{"role": "user", "content": "Which bone?"}, {"role": "assistant", "content": "acid"}]}
+TOOL = {"type": "function", "function": {"name": "look", "description": "Looks a bone up.", "parameters": {"type": "object"}}}
+
+
+def test_a_prompt_with_other_tools_is_another_request(tmp_path):
+    hashes = set()
+    for tools in ([], [TOOL]):
+        (tmp_path / "mine.jsonl").write_text(json.dumps({**CHAT, "tools": tools}) + "\n")
+        hashes.add(read_prompts(tmp_path / "mine.jsonl").sha256)
+    assert len(hashes) == 2
 
 
 LONG = " ".join(f"word{i}" for i in range(100))

@@ -49,7 +49,7 @@ class OwnPrompts:
     @property
     def sha256(self) -> str:
         """Hash of the prompts and answers, wherever they lie."""
-        content = [[each.messages or each.sentence, each.label] for each in self.questions]
+        content = [[each.messages or each.sentence, each.label, *each.tools] for each in self.questions]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def key(self, model: Any, tokenizer: Any, questions: Questions) -> dict[str, Any]:
