@@ -6,6 +6,7 @@ import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -141,9 +142,10 @@ def test_the_cache_key_changes_with_each_ingredient(model, tmp_path):
     keys += [ingredients(replace(base_model, **{name: "other"}), asked, packages=used) for name in ("sha256", "dtype")]
     others = {"task": "x", "requests": "e", "limit": 5, "num_fewshot": 0, "apply_chat_template": True, "batch": 1}
     keys += [ingredients(base_model, asked | {name: value}, packages=used) for name, value in others.items()]
-    keys += [keys[0] | {"device": "other"}]
+    stopping = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[7]))
+    keys += [ingredients(replace(base_model, model=stopping), asked, packages=used), keys[0] | {"device": "other"}]
     keys += [keys[0] | {"versions": keys[0]["versions"] | {name: "0"}} for name in ("lm_eval", "torch", "transformers")]
-    assert len({BaseScores(tmp_path).path(key) for key in keys}) == len(keys) == 13
+    assert len({BaseScores(tmp_path).path(key) for key in keys}) == len(keys) == 14
 
 
 def test_a_model_without_a_hash_is_measured_each_time(tmp_path):

@@ -27,7 +27,7 @@ from anchorlora.adapters.files import read_adapter
 from anchorlora.config import BaseModelSettings
 from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue, MissingExtra
-from anchorlora.models.load import LoadedModel, load_base_model, tokenizer_of
+from anchorlora.models.load import LoadedModel, ends_of, load_base_model, tokenizer_of
 from anchorlora.models.trust import asked_for
 from anchorlora.paths import expanded
 from anchorlora.store.adapter_config import adapter_sha256
@@ -227,7 +227,8 @@ def ingredients(base_model: LoadedModel, asked: dict[str, Any], *, packages: Seq
     cpu = f"{platform.machine()}, {torch.get_num_threads()} threads"
     device = cpu if base_model.device.type == "cpu" else device_name(base_model.device)
     versions = {name: metadata.version(name) for name in packages}
-    return {"model": base_model.sha256, "dtype": base_model.dtype, "device": device, **asked, "versions": versions}
+    stops = list(ends_of(base_model.model))  # with those of the adapter's tokenizer, which other adapters need not have
+    return {"model": base_model.sha256, "dtype": base_model.dtype, "device": device, "stops": stops, **asked, "versions": versions}
 
 
 class Cached(FilePart):
