@@ -277,8 +277,9 @@ class TestBeside:
         factors = {Q.format(0): Factors(torch.randn(4, 64), torch.randn(64, 4), 2.0)}
         write_adapter(tmp_path / "in", factors, base=str(small_model))
         tokenizer.save_pretrained(tmp_path / "in")
-        ask(tmp_path / "in", tmp_path / "out")
-        assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == template
+        for form in ("cat", "merged"):
+            ask(tmp_path / "in", tmp_path / form, form)
+            assert AutoTokenizer.from_pretrained(tmp_path / form).chat_template == template, form
 
     def test_of_a_base_model_in_the_hubs_cache_come_names_tokenizer_and_license(self, small_model, tmp_path, monkeypatch):
         cache, commit = tmp_path / "hub/models--org--m", "0" * 40

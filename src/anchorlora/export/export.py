@@ -40,6 +40,7 @@ from anchorlora.geometry import Factors, scaled_change, truncated
 from anchorlora.measurement import Drift, measure
 from anchorlora.measurement.adapters import layers
 from anchorlora.models.load import load_weights
+from anchorlora.models.tokenizer import of_adapter
 from anchorlora.models.trust import asked_for
 from anchorlora.store.adapter_config import read_config
 from anchorlora.store.export import EXPORT_FILE, FORMS, Export, ExportedLayer, ExportedProtection, Form, Logits
@@ -240,6 +241,7 @@ def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None
         raise InvalidValue(f"{source.adapter} names no base model to merge into; give one with --model")
     base_model = asked_for(source.base_model, commit, where=source.named_in)
     model, tokenizer, sha256 = load_weights(base_model)
+    tokenizer = of_adapter(tokenizer, source.adapter, base_model)
     mergeable(model, source.factors)
     stored = getattr(torch, dtype) if dtype else model.dtype
     model.float()  # represents every stored value exactly
