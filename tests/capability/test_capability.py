@@ -252,6 +252,12 @@ def requests(task, few_shot):
     return [(*instance.args, task.doc_to_target(instance.doc)) for instance in task.instances]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_question(tmp_path):
+    folder = mmlu_folder.write_folder(tmp_path / "mmlu")
+    (folder / "test/anatomy_test.csv").write_text("Which?,a,b,c,d,A\n", encoding="utf-8-sig")
+    assert mmlu.read_mmlu(folder).rows["test"]["anatomy"][0]["question"] == "Which?"
+
+
 def test_a_missing_subject_is_named(tmp_path):
     folder = mmlu_folder.write_folder(tmp_path / "mmlu")
     (folder / "test/anatomy_test.csv").unlink()

@@ -63,9 +63,10 @@ def test_the_answer_is_that_of_generate_with_and_without_the_adapter(prompt, lon
     assert longest == 1 or with_it != without
 
 
-def test_a_prompt_from_stdin_is_the_same_prompt(adapter, capsys, monkeypatch):
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_prompt_from_stdin_is_the_same_prompt(mark, adapter, capsys, monkeypatch):
     shown = asked(capsys, adapter, QUESTION, "--max-new-tokens", 8).out
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{QUESTION}\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{mark}{QUESTION}\n"))
     assert asked(capsys, adapter, "-", "--max-new-tokens", 8).out == shown
 
 

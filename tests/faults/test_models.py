@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import NotFinite
-from anchorlora.models.load import load_base_model, load_weights
+from anchorlora.models.load import load_base_model, load_weights, tokenizer_of
 from golden import one_line
 
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -122,6 +122,12 @@ def test_a_chat_template_by_name_is_refused_by_its_name(model, tmp_path):
         write()
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             load_base_model(BaseModelSettings(model=str(model), chat_template=str(named), device="cpu"))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_chat_template(model, tmp_path):
+    named = tmp_path / "turns.jinja"
+    named.write_text("{{ messages }}", encoding="utf-8-sig")
+    assert tokenizer_of(BaseModelSettings(model=str(model), chat_template=str(named))).chat_template == "{{ messages }}"
 
 
 def test_an_error_without_words_is_named_by_its_kind(model, command, tmp_path, capsys, monkeypatch):

@@ -123,10 +123,10 @@ def printing(tokenizer: Any, stops: Collection[int]) -> TextStreamer:
 
 
 def _prompt_text(prompt: str) -> str:
-    """The prompt; one from stdin loses the line break at its end."""
+    """The prompt; one from stdin loses its byte order mark and the line break at its end."""
     from anchorlora.data.samples import is_unicode
 
-    text = sys.stdin.read().removesuffix("\n") if prompt == STDIN else prompt
+    text = sys.stdin.read().removeprefix("\ufeff").removesuffix("\n") if prompt == STDIN else prompt
     if not text.strip():
         raise InvalidValue("the prompt is empty; give a text, or - and the text on stdin")
     if not is_unicode(text):

@@ -41,7 +41,7 @@ def with_template(tokenizer: Any, settings: BaseModelSettings) -> Any:
     if not path.is_file():
         raise InvalidValue(f"there is no file {path} for the chat template")
     try:
-        tokenizer.chat_template = path.read_text(encoding="utf-8")
+        tokenizer.chat_template = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise _not_utf8(path) from None
     return tokenizer

@@ -98,7 +98,7 @@ def go_offline() -> None:
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     line = 1
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             for columns in reader:
                 yield _row(columns, f"{path}, line {line}")
