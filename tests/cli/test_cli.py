@@ -19,9 +19,11 @@ from anchorlora.cli.app import COMMANDS, app, main
 from anchorlora.errors import InvalidValue
 from anchorlora.export.source import export_source
 from anchorlora.measurement.adapters import compare
+from anchorlora.models.cores_from_text import CoreRule, cores_from_data
 from anchorlora.store.adapter_config import adapter_sha256
 from anchorlora.store.artifact import artifact_in
 from anchorlora.store.record import read_record
+from anchorlora.store.seal import sha256
 from anchorlora.train.request import default_recipe
 from anchorlora_lab.suites.measure import subject_of
 from golden import assert_golden, one_line
@@ -278,12 +280,12 @@ def test_measure_reads_two_adapters_and_a_core_file(finished, capsys):
     assert "nothing moved" in capsys.readouterr().out
 
 
-def test_a_run_a_task_and_an_adapter_are_recognized_everywhere(finished, tmp_path, monkeypatch):
+def test_a_run_a_task_and_an_adapter_are_recognized_everywhere(finished, small_model, tmp_path, monkeypatch):
     """The run stands for its last task, a task for its adapter, relative or not; a copy of the adapter is the same factors."""
     *_, before, last = sorted(finished.glob("tasks/*"))
     copied = shutil.copytree(last / "adapter", tmp_path / "task/adapter")
     monkeypatch.chdir(last)
-    cores = before / "cores.safetensors"
+    cores, text = before / "cores.safetensors", [{"text": "an old pear, of seven in all"}]
     for place in (finished, last, last / "adapter", Path(), Path("adapter"), copied, copied.parent):
         assert compare(before, place, cores=cores).rho == read_record(finished / "record.json").drift[-1].rho
         assert audit(before, place, cores=cores).audited.overall.right.d_eff == pytest.approx(
@@ -293,6 +295,8 @@ def test_a_run_a_task_and_an_adapter_are_recognized_everywhere(finished, tmp_pat
         assert export_source(place).source.kind == ("run" if of_the_run else "adapter")
         assert subject_of(place, model="embedded:mini").adapter_sha256 == adapter_sha256(last / "adapter")
         assert (artifact_in(place).number == len(small.ORDER)) is of_the_run
+        made = cores_from_data(small_model, place, text, rule=CoreRule(at_least=1), device="cpu")
+        assert made.origin["adapter_sha256"] == sha256(last / "adapter/adapter_model.safetensors")
 
 
 def test_measuring_against_the_bare_model_takes_all_of_the_adapter_as_new(finished, small_model):

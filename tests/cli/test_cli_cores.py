@@ -78,7 +78,7 @@ def test_wrong_requests_are_one_line_and_write_nothing(place, small_model, tmp_p
         ),
         (
             ["cores", str(small_model), str(tmp_path), str(place / "old.jsonl"), "--out", str(file)],
-            "adapter_config.json is missing",
+            "nor a saved adapter (adapter_config.json)",
         ),
     ]
     for words, said in wrong:

@@ -36,8 +36,8 @@ from anchorlora.models.packing import packed, unpackable
 from anchorlora.models.session import Session
 from anchorlora.recipes import protocol
 from anchorlora.store.adapter_config import WEIGHTS_FILE
+from anchorlora.store.artifact import artifact_in
 from anchorlora.store.files import refuse_existing
-from anchorlora.store.run_folder import refuse_altered
 from anchorlora.store.seal import sha256
 
 GOLDEN = (5**0.5 - 1) / 2  # places in equal shares that follow no period of the text, such as examples of one length
@@ -129,7 +129,7 @@ def cores_from_data(
 
     Args:
         model: Base model: a folder, a hub name, or settings that say how it is loaded.
-        adapter: Folder of the saved adapter; None for the base model alone.
+        adapter: A run, a task, or a saved adapter; None for the base model alone.
         data: Text, a file or folder or rows in memory (see `anchorlora.data.read_samples`); None with `own`.
         rule: How much of the text is read, and how many directions a core holds.
         own: Number of texts that the model writes itself, instead of `data`.
@@ -158,9 +158,10 @@ def cores_from_data(
     """
     if out is not None:
         refuse_existing(Path(out))
-    folder = None if adapter is None else Path(adapter)
-    if folder is not None:
-        refuse_altered(folder)
+    folder = None
+    if adapter is not None:
+        artifact = artifact_in(Path(adapter))
+        folder = artifact.adapters.get("default") or artifact.adapter
         read_adapter(folder, beside={})
     if (data is None) is (own is None):
         raise InvalidValue("cores are made from text or from what the model writes itself: give one of them")
