@@ -7,11 +7,14 @@ from transformers import AutoTokenizer
 
 from anchorlora import METHODS
 from anchorlora.errors import Interrupted, InvalidValue
+from anchorlora.models.load import tokenizer_of
 from anchorlora.runs import run
 from anchorlora.runs.autosave import Stop
+from anchorlora.store.artifact import artifact_in
 from anchorlora.train import sealed
 from anchorlora.train import train as module
 from anchorlora.train.request import skill_request
+from anchorlora.train.stages import change_on
 from anchorlora.train.train import train_skill
 
 ASKING = "{% if add_generation_prompt %}[assistant]\n{% endif %}"
@@ -72,7 +75,7 @@ def test_a_template_sees_the_day_on_which_the_run_began_also_when_it_goes_on_ano
     assert prompts(tmp_path / "later") != prompts(tmp_path / "whole"), "a run that begins later sees its own day"
 
 
-def test_a_later_skill_uses_the_template_that_lies_beside_the_adapter_whose_tokenizer_is_the_models(asked, data, tmp_path):
+def test_what_follows_uses_the_template_beside_the_adapter_whose_tokenizer_is_the_models(asked, data, small_model, tmp_path):
     turns = template(tmp_path / "turns.jinja", TURNS)
     first = train_skill(asked(data, turns), tmp_path / "first", methods=METHODS)
     assert first.name == "chats"
@@ -81,6 +84,10 @@ def test_a_later_skill_uses_the_template_that_lies_beside_the_adapter_whose_toke
     train_skill(asked(more, after=str(tmp_path / "first")), tmp_path / "second", methods=METHODS)
     saved = AutoTokenizer.from_pretrained(tmp_path / "second/adapter")
     assert saved.chat_template == TURNS
+    for folder in (tmp_path / "second", tmp_path / "second/tasks/1-more"):
+        artifact = artifact_in(folder)
+        assert tokenizer_of(artifact.base_model(), adapter=artifact.adapter).chat_template == TURNS
+    assert change_on(more, small_model, tmp_path / "second")["n"] == 40, "by the adapter's template, before it as well"
     other = template(tmp_path / "other.jinja", "{{ '' }}" + TURNS)
     with pytest.raises(InvalidValue, match=r"adapter has a chat template of its own, and .*other.jinja is another; leave it out"):
         train_skill(asked(more, other, after=str(tmp_path / "first")), tmp_path / "third", methods=METHODS)

@@ -191,7 +191,11 @@ def _of_run(folder: Path, run: RunFolder, number: int | None = None) -> Artifact
         raise InvalidValue(f"the run in {run.root} has {len(order)} tasks, so there is no task {number}")
     for earlier, task in enumerate(order[:number], 1) if run.record is None else ():
         refuse_altered(run.task(earlier, task).path)
-    return Artifact(kind, folder, {"default": run.task(number, order[number - 1]).adapter}, run, number)
+    adapter = run.task(number, order[number - 1]).adapter
+    if run.is_taught:  # the same adapter, with the tokenizer that it was trained with beside it
+        run.refuse_damaged_skill()
+        adapter = run.adapter
+    return Artifact(kind, folder, {"default": adapter}, run, number)
 
 
 def _meant(folder: Path) -> str:

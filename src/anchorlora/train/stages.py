@@ -377,8 +377,7 @@ def change_on(data: str | Path, before: Path, after: Path, *, model: str | None 
     place = str(data)
     files = TextFiles({"data": TextSource(place, test=place)})
     files.task("data")  # what cannot be read is refused before the model is loaded
-    found = []
+    session, found = Session(settings, adapter=now.adapter), []  # prompts of both are rendered by its template
     for adapter in (None if then.kind == "model" else then.adapter, now.adapter):
-        session = Session(settings, adapter=adapter)
         found.append(scored(session, session.adapted(adapter), {"data": files}, default_recipe(), lambda sentence: None)["data"])
     return asdict(Comparison.of(*found))
