@@ -221,10 +221,14 @@ def test_too_few_pairs_have_neither_an_interval_over_runs_nor_a_p():
 
 def test_selected_strengths_are_told_beside_the_strength_that_the_paper_prints_its_values_for():
     tuned = at(90, method="o-lora-bsr", order="order1")
-    tuned = tuned.model_copy(update={"protocol": tuned.protocol | {"tuned": {"EffectiveResponse.strength": 0.01}}})
+    strength = {"tuned": {"EffectiveResponse.strength": 0.01}, "selection": "0" * 64}
+    tuned = tuned.model_copy(update={"protocol": tuned.protocol | strength})
     told = "Selected on a holdout: o-lora-bsr at EffectiveResponse.strength 0.01 (the paper prints its values for 1)."
     for table in (complete_table(as_runs(tuned)), order_table(as_runs(tuned))):
         assert told in table.note
     same = tuned.model_copy(update={"protocol": tuned.protocol | {"tuned": {"EffectiveResponse.strength": 1.0}}})
     assert "paper prints" not in complete_table(as_runs(same)).note
     assert "Selected" not in complete_table(as_runs(at(90))).note
+    by_hand = tuned.model_copy(update={"protocol": tuned.protocol | {"selection": None}})
+    assert complete_table(as_runs(by_hand)).note.count("Not as in the catalog: o-lora-bsr at EffectiveResponse.strength 0.01") == 1
+    assert "Selected" not in complete_table(as_runs(by_hand)).note

@@ -118,6 +118,16 @@ def test_a_damaged_task_of_a_run_is_no_old_adapter(finished, data, tmp_path, cap
     refused([*words, "--adapter", str(task), "--keep", data["reviews"]], capsys, str(task / "adapter_model.safetensors"))
 
 
+def test_the_config_of_a_skill_repeats_its_run(finished, tmp_path):
+    assert main(["run", str(finished / "config.yaml"), "--out", str(tmp_path / "again")]) == 0
+    one, again = (json.loads((folder / "record.json").read_text()) for folder in (finished, tmp_path / "again"))
+    differing = {name for name in one if one[name] != again[name]} - {"cost", "started", "finished", "sha256"}
+    assert differing <= {"layers", "files"}, "a run also makes the cores of a next task; a skill leaves rows to a later one"
+    others = {name for name, known in one["files"].items() if again["files"][name] != known}
+    assert others <= {"tasks/1-news/cores.safetensors"}
+    assert one["protocol"]["tuned"] == {"AnswerSensitivity.alike": 1, "GradientStart.examples": 16}
+
+
 def test_the_old_adapter_of_a_run_is_that_after_its_last_task(finished, data, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run", ignore=shutil.ignore_patterns("skill"))
     shutil.rmtree(run / "adapter")  # as `anchorlora run` leaves it

@@ -295,12 +295,13 @@ class MethodTable(dict[str, Method]):
 
 
 def _number(method: Method, path: str, value: float) -> float:
-    """Return a number of a method's parts, of the type that it has there."""
+    """Return a number of a method's parts, of the type that it has there; 1 also sets a switch."""
     numbers = {
         f"{type(part).__name__}.{setting.name}": getattr(part, setting.name)
         for part in method.parts
         for setting in (fields(part) if is_dataclass(part) else ())
-        if isinstance(getattr(part, setting.name), (int, float)) and not isinstance(getattr(part, setting.name), bool)
+        if isinstance(getattr(part, setting.name), (int, float))
+        if value == 1 or not isinstance(getattr(part, setting.name), bool)
     }
     if path not in numbers:
         raise UnknownName(f"{method.name} has no number called {path!r}; it has: {', '.join(numbers) or 'none'}")

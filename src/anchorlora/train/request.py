@@ -7,7 +7,6 @@ import os
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from anchorlora.config import (
     TaskSettings,
     Training,
 )
-from anchorlora.constraints import AnswerSensitivity, Constraint, GradientStart
+from anchorlora.constraints import AnswerSensitivity, GradientStart
 from anchorlora.data.sample_files import HUB
 from anchorlora.data.sources import TextTaskSettings
 from anchorlora.errors import InvalidValue
@@ -99,8 +98,17 @@ class SkillRequest(Settings):
 
     def method_in(self, methods: Mapping[str, Method]) -> Method:
         """Return the method as a skill is taught by it, with the request's numbers."""
-        method = methods[self.method]
-        return replace(method, constraints=tuple(map(_as_taught, method.constraints))).changed(self.numbers)
+        return methods[self.method].changed(self.numbers_in(methods))
+
+    def numbers_in(self, methods: Mapping[str, Method]) -> dict[str, float]:
+        """Return all numbers with which a skill is taught: what is kept counts alike, and a block starts from two batches."""
+        numbers: dict[str, float] = {}
+        for part in methods[self.method].constraints:
+            if isinstance(part, AnswerSensitivity):
+                numbers["AnswerSensitivity.alike"] = 1
+            if isinstance(part, GradientStart) and not part.principal:
+                numbers["GradientStart.examples"] = STARTS_FROM
+        return numbers | self.numbers
 
     @property
     def adapter(self) -> Path | None:
@@ -138,15 +146,6 @@ class SkillRequest(Settings):
                 f"rank {made.adapter.rank}: the method trains the old adapter further, which has rank {rank}; leave the rank out"
             )
         return made
-
-
-def _as_taught(part: Constraint) -> Constraint:
-    """A part of a method: everything that is kept counts alike, and a block starts from the gradient of two batches."""
-    if isinstance(part, AnswerSensitivity):
-        return replace(part, alike=True)
-    if isinstance(part, GradientStart) and not part.principal:
-        return replace(part, examples=STARTS_FROM)
-    return part
 
 
 def default_recipe() -> Recipe:

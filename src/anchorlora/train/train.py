@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from anchorlora.adapters import NOTHING
 from anchorlora.config import Recipe
 from anchorlora.constraints import Freeze
 from anchorlora.continual.callback import RunCallback, Tell
@@ -214,7 +215,7 @@ def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, conduct: Mapp
     recipe = request.recipe(folder, method, facts_in(folder))
     left = leaves_rows(request, method, recipe.adapter.rank)
 
-    def run(how: Method, recipe: Recipe, place: Path, *more: RunCallback) -> None:
+    def run(how: Method, recipe: Recipe, place: Path, *more: RunCallback, numbers: Mapping[str, float] = NOTHING) -> None:
         """Train the skill with a method, in a directory of its own."""
         run_sequence(
             recipe,
@@ -222,6 +223,7 @@ def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, conduct: Mapp
             order=[request.name],
             seed=request.seed,
             out=place,
+            settings=numbers,
             source=teaching.files,
             session=teaching.session,
             callbacks=[*teaching.callbacks, *more],
@@ -234,7 +236,8 @@ def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, conduct: Mapp
     try:
         if request.budget is not None:
             refuse_few({part["name"]: part["probes"] for part in facts_in(folder)["kept"]})
-        run(method, recipe, out, *([] if request.budget is None else [WithinBudget(teaching)]))
+        numbers = request.numbers_in({request.method: method})
+        run(method, recipe, out, *([] if request.budget is None else [WithinBudget(teaching)]), numbers=numbers)
     except (InvalidValue, InvalidType, UnknownName, MissingExtra) as error:
         if begins and not isinstance(error, Stopped):  # so that what is mended can be asked for in the same place
             forget(request, out)

@@ -153,16 +153,17 @@ ALONE = "No continual learning"
 
 
 def tuned_note(runs: Sequence[Run]) -> str:
-    """Return a sentence on the strengths that were selected for these runs, beside those that the paper printed its values for."""
-    told = []
+    """Return what says which strengths were selected or set for these runs, beside those that the paper printed its values for."""
+    told: dict[str, list[str]] = {}
     for method, mine in by_method(runs).items():
-        tuned = mine[0].setting("tuned")
+        tuned, how = mine[0].setting("tuned"), "Selected on a holdout" if mine[0].setting("selection") else "Not as in the catalog"
         tunable = METHODS[method].entry.tunable if method in METHODS else None
         printed_at = {tunable.parameter: tunable.printed_at} if tunable and tunable.printed_at is not None else {}
         for name, value in tuned.items() if isinstance(tuned, dict) else ():
             at = f" (the paper prints its values for {printed_at[name]:g})" if printed_at.get(name, value) != value else ""
-            told.append(f"{method} at {name} {value:g}{at}" if isinstance(value, (int, float)) else f"{method} at {name} {value}")
-    return f"Selected on a holdout: {'; '.join(told)}." if told else ""
+            number = f"{value:g}{at}" if isinstance(value, (int, float)) else value
+            told.setdefault(how, []).append(f"{method} at {name} {number}")
+    return " ".join(f"{how}: {'; '.join(strengths)}." for how, strengths in told.items())
 
 
 def order_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout = AS_IS) -> Table:
