@@ -16,7 +16,7 @@ from anchorlora_lab.cli.engines import EngineOptions, listed, seeds, seeds_of, s
 
 @click.command(epilog=example("anchorlora trace mini --methods seq-lora,sfor --out runs/trace"))
 @recipe_argument
-@click.option("--methods", help="Comma-separated methods.  [default: the paper's eight]")
+@click.option("--methods", "--method", "methods", help="Comma-separated methods.  [default: the paper's eight]")
 @click.option(
     "--order",
     default="order1",
