@@ -330,6 +330,9 @@ def test_all_rows_of_a_trace_start_from_one_first_task_and_tracing_changes_nothi
     [
         (["grid", "mini", "--methods", "sfro"], "no method called 'sfro'; nearest: sfor"),
         (["grid", "mini", "--methods", "sfor", "--orders", "order9"], "has no order 'order9'; nearest: order"),
+        (["grid", "mini", "--methods", "sfor", "--orders", "nope"], "no task called 'nope' in "),
+        (["trace", "mini", "--order", "news,nope"], "no task called 'nope' in "),
+        (["grid", "standard-cl", "--methods", "sfor"], "this recipe names no data"),
         (["grid", "mini", "--methods", "sfor", "--seeds", "a"], "--seeds takes whole numbers separated by commas, not 'a'"),
         (
             ["grid", "mini", "--methods", "sfor", "--set", "FisherAnchor.strength=1"],

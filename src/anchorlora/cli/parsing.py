@@ -98,6 +98,19 @@ def orders_named(names: Sequence[str] | None, recipe: Recipe, *, by_default: Seq
     return {name: order_named(name, recipe) for name in names}
 
 
+def refuse_unknown_tasks(orders: Sequence[Sequence[str]], recipe: Recipe) -> None:
+    """Refuse tasks that the recipe's data does not have, where runs are left; files of one's own are not read."""
+    from anchorlora.data import TextFiles
+    from anchorlora.data.sources import source_of
+
+    if not orders:
+        return
+    source = source_of(recipe.tasks)
+    for task in dict.fromkeys(task for order in orders for task in order):
+        if not isinstance(source, TextFiles) or task not in source.names:
+            source.task(task)
+
+
 def targets_named(text: str) -> tuple[str, ...] | str:
     """Return the modules that --targets names."""
     try:

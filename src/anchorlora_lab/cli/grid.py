@@ -51,7 +51,7 @@ def grid(
     Each run is a separate process with its own run directory. Repeat the command to run only what is missing. A run that fails
     does not stop the others; --retry-failed tries it again. Several local calls may work on one folder at the same time.
     """
-    from anchorlora.cli.parsing import orders_named
+    from anchorlora.cli.parsing import orders_named, refuse_unknown_tasks
     from anchorlora.store.selection import read_selection
     from anchorlora_lab.cli.progress import commands, failures, handed_over, run_all
     from anchorlora_lab.grid.plan import Axes, plan
@@ -71,6 +71,7 @@ def grid(
         for line in expected([each.config for each in planned if not each.done], at_a_time, flops):
             out.print(line)
         return
+    refuse_unknown_tasks([each.config.order for each in planned if not each.done], recipe)
     if to_list:
         if engines.engine != "local":
             raise InvalidValue(f"--list prints commands for you to start, and --engine {engines.engine} starts them; leave out one")

@@ -51,7 +51,7 @@ def trace(
     All methods of a seed start from the same first-task state and core. Repeat the command to run only what is missing. If
     runs are submitted without waiting, repeat it once the first tasks have finished.
     """
-    from anchorlora.cli.parsing import method_named, order_named
+    from anchorlora.cli.parsing import method_named, order_named, refuse_unknown_tasks
     from anchorlora_lab.cli.progress import failures, handed_over, run_all
     from anchorlora_lab.grid.folder import remember
     from anchorlora_lab.grid.plan import TRACED, rows, starts
@@ -65,6 +65,7 @@ def trace(
     named = {name: method_named(name) for name in (listed(methods) if methods else TRACED)}
     begun = starts(recipe, tasks, seeds_of(seeds), to)
     traced = rows(recipe, named, tasks, begun, to)
+    refuse_unknown_tasks([each.config.order for each in traced if not each.done], recipe)
     engine = engines.made(recipe.base_model.device)
     remember([each.folder for each in (*begun.values(), *traced)], to)
     outcomes = run_all(list(begun.values()), root=to, engine=engine, conduct=conduct)
