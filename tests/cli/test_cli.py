@@ -376,6 +376,8 @@ def test_data_import_and_verify(small_benchmark, tmp_path, capsys):
         ),
         (["run", "none.yaml", "--method", "sfor"], "there is no file none.yaml"),
         (["check", "sfr"], "no method called 'sfr'"),
+        (["data", "import", "nowhere", "--out", "x/y"], "nowhere is neither a folder nor a git URL"),
+        (["data", "import", ".", "--out", "x/y"], "holds no <group>/<task>/labels.json"),
         (["trace", "mini", "--method", "sfr", "--out", "x"], "no method called 'sfr'"),
         (["rum"], "there is no command 'rum'; nearest: run"),
         (["run", "mini", "--metod", "sfor"], r"there is no option --metod; nearest: --method \(see anchorlora run --help\)"),

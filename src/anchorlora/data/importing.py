@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,7 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
     """Copy a benchmark into a new folder, once every split is read and its labels are checked; a failure leaves nothing."""
     if to.exists():
         raise InvalidValue(f"{to} exists already; import into a new folder")
-    to.parent.mkdir(parents=True, exist_ok=True)
-    with _fetched(source) as root, tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as workshop:
+    with _fetched(source) as root, _made_for(to), tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as workshop:
         groups, instructions, origin = _locate(root)
         declared = Manifest.beside(groups)
         made = Path(workshop) / to.name
@@ -106,6 +105,19 @@ def verify_benchmark(root: Path) -> dict[str, str]:
 def agrees(kind: str) -> bool:
     """Return True if a verified file is what it is declared to be."""
     return not kind.startswith((ALTERED + ":", "missing"))
+
+
+@contextmanager
+def _made_for(to: Path) -> Iterator[None]:
+    """Make the folders above a new one, and remove those again that stay empty."""
+    made = [folder for folder in to.parents if not folder.exists()]
+    to.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it is not empty
+            for folder in made:
+                folder.rmdir()
 
 
 @contextmanager
