@@ -117,6 +117,8 @@ def test_with_tasks_examples_are_drawn_within_each_and_every_task_counts_alike()
     middle = sum(shares) / 2
     error = (shares[0] * (1 - shares[0]) / 400 + shares[1] * (1 - shares[1]) / 100) ** 0.5 / 2
     assert (low, high) == pytest.approx((middle - 1.96 * error, middle + 1.96 * error), abs=0.006)
+    far, spread = Paired(before, after, tasks).interval(level=1 - 1e-5), Paired(before, after, tasks).interval(level=0.95)
+    assert far[1] - far[0] > 2 * (spread[1] - spread[0]), "2,000 draws do not reach so far"
     long = Paired(before * 11, after * 11, tasks * 11).interval()  # beyond 5,000, the normal limit
     assert long == pytest.approx((middle - 1.96 * error / 11**0.5, middle + 1.96 * error / 11**0.5), abs=1e-3)
 

@@ -189,11 +189,10 @@ class Paired:
     def interval(self, *, level: float = 0.95) -> tuple[float, float]:
         """Return a confidence interval of the mean change over examples: the percentile bootstrap.
 
-        Examples are drawn within each task. For more than 5,000, the bootstrap's normal limit is returned, which it has reached by
-        then.
+        Examples are drawn within each task. For more than 5,000, or a level beyond 2,000 draws, it is the bootstrap's normal limit.
         """
         changes = self.by_task(self.changes)
-        if self.n > LIMIT:
+        if self.n > LIMIT or (1 - level) * DRAWS < 2:
             middle = fmean([fmean(part) for part in changes.values()])
             spread = math.sqrt(math.fsum(pvariance(part) / len(part) for part in changes.values())) / len(changes)
             reach = NormalDist().inv_cdf((1 + level) / 2) * spread

@@ -1,15 +1,16 @@
 """What the runs of a study show, in plain words, and what to do: computed from their records, with claims only where an interval
 supports them.
 
-A difference of two methods counts where runs of both at the same orders and seeds show it (the paired test of `scores`, corrected
-for all comparisons with the highest), or, for fewer than six pairs, where the interval over test examples excludes zero at a level
-that is corrected alike.
+A difference of two methods counts where runs of both at the same orders and seeds show it (the paired test of `scores`), or, for
+fewer than six pairs, where the interval over test examples excludes zero. Both are corrected for all pairs of methods, since each
+could have come out highest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
 from anchorlora_lab.report.comparability import Study
@@ -47,7 +48,7 @@ class Difference:
     mean: float
     interval: tuple[float, float] | None
     over: Over | None
-    p: float | None  # corrected for all comparisons, of an interval over runs
+    p: float | None  # corrected for all pairs of methods, of an interval over runs
     seeds: tuple[int, ...]  # of all pairs
 
     @property
@@ -136,13 +137,14 @@ def _differences(top: str, ranked: dict[str, list[Run]]) -> list[Difference]:
     """Of every other method, how much higher the highest is."""
     others = [method for method in ranked if method != top]
     at = {method: {(run.order, run.seed): run.record.scores.AA for run in mine} for method, mine in ranked.items()}
-    changes = [{place: at[top][place] - at[method][place] for place in at[top]} for method in others]
-    tests = paired_tests(changes) if changes else []
+    pairs = [*((top, method) for method in others), *combinations(others, 2)]
+    changes = [{place: at[one][place] - at[other][place] for place in at[one]} for one, other in pairs]
+    tests = paired_tests(changes)[: len(others)] if changes else []
     seeds, differences = tuple(seed for _, seed in at[top]), []
     for method, test in zip(others, tests, strict=True):
         shown: tuple[tuple[float, float] | None, Over | None, float | None] = test.interval, "runs", test.adjusted
         if test.interval is None:
-            interval = interval_over_examples(ranked[top], ranked[method], level=1 - (1 - LEVEL) / len(others))
+            interval = interval_over_examples(ranked[top], ranked[method], level=1 - (1 - LEVEL) / len(pairs))
             shown = interval, "examples" if interval else None, None
         differences.append(Difference(top, method, "AA", test.mean, *shown, seeds))
     return differences

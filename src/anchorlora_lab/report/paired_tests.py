@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from statistics import fmean
 from typing import Any
@@ -37,37 +38,32 @@ def paired_tests(comparisons: Sequence[Mapping[Any, float]], *, level: float = 0
     """
     if not all(comparisons):
         raise InvalidValue("a comparison has no pairs")
+    import numpy as np
+
     names = list(dict.fromkeys(name for changes in comparisons for name in changes))
-    patterns = [dict(zip(names, signs, strict=True)) for signs in _patterns(len(names))]
-    ratios = [_ratios(changes, patterns) for changes in comparisons]  # the first pattern flips nothing
-    adjusted, largest, least = [0.0] * len(ratios), [0.0] * len(patterns), sorted(range(len(ratios)), key=lambda j: ratios[j][0])
-    for j in least:
-        largest = [max(pair) for pair in zip(largest, ratios[j], strict=True)]
-        adjusted[j] = _share(largest, ratios[j][0])
-    for j, larger in zip(least[-2::-1], least[:0:-1], strict=True):
-        adjusted[j] = max(adjusted[j], adjusted[larger])
+    values = np.array([[changes.get(name, 0.0) for name in names] for changes in comparisons])
+    sizes = np.sqrt((values**2).sum(axis=1, keepdims=True))
+    # |sum| over the root of the sum of squares grows with |mean| over its standard error; the first pattern flips nothing
+    ratios = np.abs(values @ np.array(_patterns(len(names))).T) / np.where(sizes == 0, 1.0, sizes)
+    p, adjusted = (ratios >= ratios[:, :1] - 1e-12).mean(axis=1), np.zeros(len(ratios))
+    least = np.argsort(ratios[:, 0], kind="stable")
+    for j, largest in zip(least, np.maximum.accumulate(ratios[least]), strict=True):
+        adjusted[j] = (largest >= ratios[j, 0] - 1e-12).mean()
+    adjusted[least] = np.maximum.accumulate(adjusted[least][::-1])[::-1]
+    own = [list(changes.values()) for changes in comparisons]
     return [
-        PairedTest(len(c), fmean(list(c.values())), _typical(list(c.values()), level), _share(found, found[0]), adjusted[j])
-        for j, (c, found) in enumerate(zip(comparisons, ratios, strict=True))
+        PairedTest(len(c), fmean(c), _typical(c, level), *shares)
+        for c, *shares in zip(own, p.tolist(), adjusted.tolist(), strict=True)
     ]
 
 
+@cache
 def _patterns(n: int) -> list[tuple[int, ...]]:
     """Signs of n pairs, the first pattern all plus: all of them, or as many drawn."""
     if n <= EXACT:
         return list(product((1, -1), repeat=n))
     draw = random.Random(0)
     return [(1,) * n, *(tuple(draw.choices((1, -1), k=n)) for _ in range(PATTERNS - 1))]
-
-
-def _ratios(changes: Mapping[Any, float], patterns: Sequence[Mapping[Any, int]]) -> list[float]:
-    """|sum| over the root of the sum of squares, for each pattern: it grows with |mean| over its standard error."""
-    size = math.sqrt(math.fsum(value**2 for value in changes.values())) or 1.0
-    return [abs(math.fsum(signs[name] * value for name, value in changes.items())) / size for signs in patterns]
-
-
-def _share(found: Sequence[float], least: float) -> float:
-    return sum(value >= least - 1e-12 for value in found) / len(found)
 
 
 def _typical(changes: Sequence[float], level: float) -> tuple[float, float] | None:
