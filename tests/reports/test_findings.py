@@ -147,6 +147,8 @@ def test_methods_that_lack_runs_are_not_ranked_and_the_advice_says_so(tmp_path):
     told = found(tmp_path, *runs)
     assert told.verdict.startswith("sfor ends highest")
     assert any("Not compared, because runs are missing: o-lora-hard" in advice for advice in told.advice)
+    few = found(tmp_path / "few", *grid_of({"sfor": 70.0, "seq-lora": 60.0}), with_accuracy("o-lora-hard", 70.0))
+    assert few.cards[2].words.startswith("sfor forgets")
 
 
 def test_a_method_that_learned_no_more_than_the_majority_label_is_not_ranked(tmp_path):
@@ -155,6 +157,7 @@ def test_a_method_that_learned_no_more_than_the_majority_label_is_not_ranked(tmp
     told = found(tmp_path, *runs)
     assert told.verdict.startswith("seq-lora ends at")
     assert any(advice.startswith("sfor: learned no more than the majority label") for advice in told.advice)
+    assert told.cards[2].words == "seq-lora forgets 10.0 points", "sfor had nothing to forget"
     none = found(tmp_path / "none", runs[0])
     assert none.verdict.startswith("No method can be ranked")
 

@@ -98,7 +98,7 @@ def _of_sequences(study: Study) -> Findings:
     learned = _ranked(study)
     asked = study.layout.reference if study.layout.reference in grid.methods else None
     plain = asked or unprotected_of(runs)
-    protection, forgetting = _protection(runs), _forgetting(runs, plain)
+    protection, forgetting = _protection(runs), _forgetting(study, plain)
     if not learned:
         what = "No method can be ranked: each lacks runs, or learned no more than the majority label."
         return Findings(what, tuple(filter(None, (protection, forgetting))), tuple(_missing(study, {})))
@@ -127,10 +127,14 @@ def _of_sequences(study: Study) -> Findings:
 
 def _ranked(study: Study) -> dict[str, list[Run]]:
     """The methods that lack no runs and have learned, from the highest mean AA to the lowest."""
+    return dict(sorted(_comparable(study, "AA").items(), key=lambda each: -_aa(each[1])))
+
+
+def _comparable(study: Study, score: str) -> dict[str, list[Run]]:
+    """The methods that lack no runs and whose score shows that they have learned."""
     grid, references = Grid.of(study.runs), References.of(study.runs, study.others)
     whole = {method: grid.of_method(method) for i, method in enumerate(grid.methods) if i not in grid.partial}
-    learned = {method: mine for method, mine in whole.items() if "AA" not in references.unlearned(mine)}
-    return dict(sorted(learned.items(), key=lambda each: -_aa(each[1])))
+    return {method: mine for method, mine in whole.items() if score not in references.unlearned(mine)}
 
 
 def _differences(top: str, ranked: dict[str, list[Run]]) -> list[Difference]:
@@ -221,24 +225,27 @@ def _boundaries(runs: Sequence[Run]) -> Boundaries:
     return Boundaries(runs[0].method, promises_response(runs[0]), sum(kept), len(kept), rho)
 
 
-def _forgetting(runs: Sequence[Run], plain: str | None) -> Card | None:
+def _forgetting(study: Study, plain: str | None) -> Card | None:
     """What methods forget of earlier tasks, beside the unprotected one or the reference."""
+    runs = study.runs
     facts = {method: fact for method, mine in by_method(runs).items() if (fact := _level(mine, "FM"))}
     lost = {method: fact.mean for method, fact in facts.items()}
     if not lost:
         return None
-    least = min(lost, key=lambda m: lost[m])
+    ranked = [method for method in _comparable(study, "FM") if method in lost]
+    least = min(ranked, key=lambda m: lost[m], default=None)
 
     def told(method: str) -> str:
         interval = facts[method].interval
         return f"{method} {lost[method]:.1f}" + (f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else "")
 
-    words = f"{least} forgets {lost[least]:.1f} points" + (" , the least" if len(lost) > 1 else "")
+    words = "No method can be ranked" if least is None else f"{least} forgets {lost[least]:.1f} points"
+    words += ", the least" if len(ranked) > 1 else ""
     shown = [method for method in dict.fromkeys([plain, *protected_of(runs)[:3], least]) if method in lost and method is not None]
     more = f"Drop of earlier tasks from their best accuracy, in points: {'; '.join(map(told, shown))}."
     if len(lost) > len(shown):
         more += " All methods stand in the tables."
-    return Card("Forgetting", words.replace(" ,", ","), more, facts=tuple(facts.values()))
+    return Card("Forgetting", words, more, facts=tuple(facts.values()))
 
 
 def _choices(ranked: dict[str, list[Run]], told: dict[str, bool | None]) -> list[str]:
