@@ -48,6 +48,8 @@ def test_the_best_is_selected_and_within_a_tenth_of_a_point_the_smallest(tmp_pat
     assert clear.selected == 10.0
     tied = choose(finished(tmp_path / "b", {1.0: 70.0, 10.0: 73.95, 100.0: 74.0}), EWC, [], None, {})
     assert tied.selected == 10.0
+    exactly = choose(finished(tmp_path / "two of 2,000", {1.0: 64.1, 10.0: 64.2}), EWC, [], None, {})
+    assert (exactly.selected, 64.2 - 0.1 <= 64.1) == (1.0, False), "a tenth, which float64 makes a little less"
     apart = choose(finished(tmp_path / "c", {1.0: 70.0, 10.0: 73.85, 100.0: 74.0}), EWC, [], None, {})
     assert apart.selected == 100.0
     assert (clear.end, apart.end) == ("", "largest")

@@ -43,6 +43,7 @@ from anchorlora.store.selection import FILE, Candidate, Selection
 from anchorlora_lab.grid.scheduler import Planned
 
 TIE = 0.1  # percentage points
+ROUNDING = 1e-9
 
 
 def candidate_runs(
@@ -75,7 +76,7 @@ def choose(
     if not records:
         raise InvalidValue(f"no candidate finished; the first one: {candidates[0].error}")
     best = max(record.scores.AA for record in records.values())
-    selected = min(value for value, record in records.items() if best - TIE <= record.scores.AA)
+    selected = min(value for value, record in records.items() if best - TIE <= record.scores.AA + ROUNDING)
     record = records[selected]
     protocol = {name: value for name, value in record.protocol.items() if name not in ("tuned", "selection", "holdout_sha256")}
     return Selection(
