@@ -338,6 +338,7 @@ def test_all_rows_of_a_trace_start_from_one_first_task_and_tracing_changes_nothi
             ["grid", "mini", "--methods", "sfor", "--set", "FisherAnchor.strength=1"],
             "no method of this grid has a part called 'FisherAnchor'",
         ),
+        (["grid", "mini", "--methods", "sfor", "--models", "a/final,b/final"], "x/final/sfor/order1-38 (recipe.base_model.model"),
         (["trace", "mini", "--methods", "ewc"], "ewc cannot start from a first task that all rows share: FisherAnchor acts in it"),
         (["trace", "mini", "--methods", "n-lora"], "n-lora cannot start from a first task that all rows share: EffectiveSparsity"),
         (["trace", "mini", "--methods", "sd-lora"], "sd-lora cannot start from a first task that all rows share: GatedPerTask"),

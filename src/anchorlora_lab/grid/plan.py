@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from anchorlora.config import Recipe, RunConfig
+from anchorlora.config import Recipe, RunConfig, differences
 from anchorlora.constraints.base import ProtectsPast
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import METHODS, Method, PerTask, Shared
@@ -78,6 +78,15 @@ def plan(
         )
         place = out / slug(model) if model and len(axes.models) > 1 else out
         runs.append(Planned(place / slug(method) / f"{slug(name)}-{seed}", config))
+    return _apart(runs)
+
+
+def _apart(runs: list[Planned]) -> list[Planned]:
+    """The runs, unless two of them have one folder: the second would count as done when the first is."""
+    known: dict[Path, RunConfig] = {}
+    for run in runs:
+        if changed := differences(known.setdefault(run.folder, run.config), run.config):
+            raise InvalidValue(f"two runs would share the folder {run.folder} ({changed[0]}); give each an --out of its own")
     return runs
 
 
@@ -139,13 +148,13 @@ def rows(
     """
     for name, method in methods.items():
         _check(name, method)
-    return [
-        Planned(
-            out / f"{slug(name)}-{seed}", RunConfig(method=name, order=_two(order), seed=seed, recipe=recipe), start=start.folder
-        )
-        for seed, start in begun.items()
-        for name in methods
-    ]
+    return _apart(
+        [
+            Planned(out / f"{slug(name)}-{seed}", RunConfig(method=name, order=_two(order), seed=seed, recipe=recipe), start.folder)
+            for seed, start in begun.items()
+            for name in methods
+        ]
+    )
 
 
 def _two(order: Sequence[str]) -> tuple[str, ...]:
