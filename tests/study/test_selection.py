@@ -131,6 +131,13 @@ def test_a_manifest_of_another_method_is_refused(manifest, small_model, small_be
     assert "was made for ewc, not for lwf" in capsys.readouterr().err
 
 
+def test_one_selection_a_method_is_all_that_a_grid_can_follow(manifest, tmp_path, capsys):
+    (tmp_path / "other.json").write_text(manifest.read_text().replace('"selected": 10.0', '"selected": 1.0'))
+    grid = ["grid", "mini", "--methods", "ewc", "--out", str(tmp_path / "grid"), "--dry-run"]
+    assert main([*grid, "--selection", str(manifest), "--selection", str(tmp_path / "other.json")]) == 2
+    assert "several selections were given for ewc" in capsys.readouterr().err
+
+
 def test_strengths_are_scaled_by_one_power_of_ten():
     here = {"example_gradient": REFERENCE.gradient, "step_gradient": REFERENCE.step_gradient, "sparsity_gradient": 42.0}
     assert factor("fisher", here, learning_rate=1e-4) == factor("sparsity", here, learning_rate=1e-4) == 1.0

@@ -115,6 +115,8 @@ def _fitting(selections, methods: Sequence[str], numbers: dict[str, float]):
     for selection in selections:
         if selection.method not in methods:
             raise InvalidValue(f"a selection was given for {selection.method}, which is not a method of this grid")
+        if [other.method for other in selections].count(selection.method) > 1:
+            raise InvalidValue(f"several selections were given for {selection.method}; give the one that its runs should follow")
         if numbers.get(selection.parameter, selection.selected) != selection.selected:
             raise InvalidValue(
                 f"{selection.parameter} was selected on the holdout as {selection.selected:g}; leave out --set or --selection"
