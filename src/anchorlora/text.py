@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from hashlib import sha256
 
 # controls but line breaks and tabs, marks of direction, other line separators, halves of characters
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
@@ -40,5 +41,6 @@ def shown(text: str) -> str:
 
 
 def file_name(text: str) -> str:
-    """Return a text as a file name of at most 120 characters: all but letters, digits, ".", "_", and "-" become hyphens."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:120]
+    """Return a text as a file name: all but letters, digits, ".", "_", "-" become hyphens; what is cut to 120 ends in a hash."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+    return name if len(name) <= 120 else f"{name[:107]}-{sha256(name.encode()).hexdigest()[:12]}"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import records
-from anchorlora.pages.record import short_layers
+from anchorlora.pages.record import short_layers, triangle_table
 from anchorlora.scores import Scores
 from anchorlora.store.record import Record
 from anchorlora_lab.report.records import Run, by_method, deviation, find_runs
@@ -247,6 +247,17 @@ def test_orders_are_told_task_by_task_and_those_of_mini_beside_the_papers(tmp_pa
     mini = orders_table(find_runs([made.save(tmp_path / "mini", made.run("sfor", order="order2", tasks=made.MINI))]))
     assert mini.rows == (("order2", "entities", "reviews", "news", "questions"),)
     assert "order2: dbpedia, amazon, agnews, yahoo" in mini.note
+
+
+def test_orders_and_runs_are_told_apart_however_alike_or_long_the_names_of_their_tasks_are():
+    tasks = [f"task{i}" for i in range(1, 6)]
+    runs = [Run(Path(str(i)), made.run("sfor", order=order)) for i, order in enumerate((tasks, tasks[::-1]))]
+    headings = [column.heading for column in order_table(runs).columns]
+    assert headings[2:] == [">".join(tasks), ">".join(tasks[::-1]), "all"]
+    long = [f"{'x' * 40}{i}" for i in range(4)]
+    names = {triangle_table(made.run("sfor", order=long, seed=seed)).name for seed in made.SEEDS}
+    assert len(names) == 3
+    assert max(map(len, names)) == 120
 
 
 def test_layers_are_named_by_what_tells_them_apart():

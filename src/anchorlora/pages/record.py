@@ -75,8 +75,12 @@ def order_label(order: Sequence[str]) -> str:
 
 
 def tasks_in(order: Sequence[str]) -> str:
-    """Return an order as its tasks, joined by ">"; more than four are cut to three letters of each part of a name."""
-    return ">".join(order if len(order) <= 4 else ("-".join(part[:3] for part in task.split("-")) for task in order))
+    """Return an order as its tasks, joined by ">"; more than four are cut to the first letters, three if these tell them apart."""
+    names, letters = list(order), 3
+    while len(order) > 4 and (letters == 3 or len({*names}) < len({*order})):
+        names = ["-".join(part[:letters] for part in task.split("-")) for task in order]
+        letters += 1
+    return ">".join(names)
 
 
 def paper_tasks(tasks: Sequence[str]) -> tuple[str, ...] | None:
