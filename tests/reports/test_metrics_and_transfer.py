@@ -111,13 +111,19 @@ def test_what_records_say_of_other_tasks_does_not_matter(tmp_path):
         single("mood", 83.0, metric="exact match", passages_cut={"mood": 0}),
     )
     (whole,) = (run for run in runs if len(run.order) == 2)
-    assert forward_transfer(whole, [run for run in runs if len(run.order) == 1]) == -0.5
+    assert forward_transfer(whole, [run for run in runs if len(run.order) == 1], of="sfor") == -0.5
 
 
 def test_methods_without_single_task_runs_are_compared_with_the_plain_ones(tmp_path):
     plain = [single("chat", 48.0, "seq-lora"), single("mood", 83.0, "seq-lora")]
     assert rows_of(forward(tmp_path, *plain))["sfor"]["FWT"] == -0.5
     assert rows_of(forward(tmp_path / "own", *plain, single("chat", 50.0), single("mood", 80.0)))["sfor"]["FWT"] == 0.0
+
+
+def test_the_runs_of_a_method_are_compared_with_single_task_runs_of_one_method_alone(tmp_path):
+    plain = [single(task, level, "seq-lora", seed=seed) for task, level in (("chat", 48.0), ("mood", 83.0)) for seed in (38, 42)]
+    own = [single("chat", 50.0), single("mood", 80.0)]
+    assert rows_of(forward(tmp_path, two(seed=38), *plain, *own))["sfor"]["FWT"] == -0.5
 
 
 def test_single_task_runs_of_another_setting_or_of_too_few_tasks_give_no_forward_transfer(tmp_path):

@@ -23,7 +23,10 @@ from anchorlora_lab.report.tables.references import PLAIN
 def forward_table(runs: Sequence[Run], alone: Sequence[Run]) -> Table | None:
     """FWT of each method: mean over the runs whose every task was also learned alone, with the same seed and settings."""
     grid = Grid.of(runs)
-    found = {id(run): forward_transfer(run, alone) for run in runs}
+    found: dict[int, float | None] = {}
+    for mine in grid.groups:  # by the method's own single-task runs or by the plain ones, whichever are of more of its runs
+        own, plain = ({id(run): forward_transfer(run, alone, of=method) for run in mine} for method in (mine[0].method, PLAIN))
+        found |= own if [*own.values()].count(None) <= [*plain.values()].count(None) else plain
     if all(value is None for value in found.values()):
         return None
     known = {method: sum(found[id(run)] is not None for run in grid.of_method(method)) for method in grid.methods}
@@ -37,14 +40,11 @@ def forward_table(runs: Sequence[Run], alone: Sequence[Run]) -> Table | None:
     return pivot("forward-transfer", "Forward transfer", grid.groups, measures, note, partial)
 
 
-def forward_transfer(run: Run, alone: Sequence[Run]) -> float | None:
-    """Return FWT of a run, percentage points; None unless each of its tasks was learned alone."""
+def forward_transfer(run: Run, alone: Sequence[Run], *, of: str) -> float | None:
+    """Return FWT of a run, percentage points; None unless each of its tasks was learned alone by a method."""
     fitting = [single for single in alone if single.seed == run.seed and single.order[0] in run.order and alike(run, single)]
-    for method in (run.method, PLAIN):
-        singles = {single.order[0]: single.record.accuracy[0][0] for single in fitting if single.method == method}
-        if len(singles) == len(run.order):
-            return run.record.triangle.forward_transfer([singles[task] for task in run.order])
-    return None
+    singles = {single.order[0]: single.record.accuracy[0][0] for single in fitting if single.method == of}
+    return run.record.triangle.forward_transfer([singles[task] for task in run.order]) if len(singles) == len(run.order) else None
 
 
 @dataclass(frozen=True)
