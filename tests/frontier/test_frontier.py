@@ -53,6 +53,17 @@ def benches(draw):
     return before + runs
 
 
+def test_rows_that_learn_too_little_or_ran_on_fewer_pairs_are_not_ranked():
+    at = {(1, 1.0): ([1] * 4, [0, 0, 1, 1])}
+    records = [record(BEFORE, "labels", 1, 0.0, {(0, 0.0): ([0] * 4, [1] * 4)})]
+    records += [record(row, "labels", seed, 1e-3, at) for row in ("plain", "alike") for seed in (1, 2)]
+    records += [record("few", "labels", 1, 1e-3, {(1, 1.0): ([1] * 4, [1] * 4)})]
+    records += [record("idle", "labels", seed, 1e-3, {(1, 1.0): ([0] * 4, [1] * 4)}) for seed in (1, 2)]
+    (table,) = frontier_tables(records, choosing=["labels"])
+    assert sorted(row[0] for row in table.rows) == ["alike", "few", "idle †", "plain"]
+    assert {table.rows[i][0] for i, _ in table.marked} == {"alike", "plain"}
+
+
 @given(benches())
 def test_the_setting_of_a_row_is_the_one_of_the_log(records):
     before = {r["skill"]: r["points"][0]["old"]["facts"] for r in records if r["row"] == BEFORE}

@@ -228,10 +228,12 @@ def frontier_table(records: Sequence[Mapping[str, Any]], title: str, *, choosing
     note = (
         "new: score on held-out examples of the new skill, %. kept: mean change of old abilities, in points; then its parts. "
         "lost, gained: examples of old abilities that turned wrong, right. n: pairs of skill and seed. "
-        "† learns less than plain LoRA at its best rate, at every setting."
+        "† learns less than plain LoRA at its best rate, at every setting. Rows with † or fewer pairs are not ranked."
     )
+    pairs_of = [len({p.cluster for p in entry.members}) for entry in entries]
+    apart = frozenset(i for i, entry in enumerate(entries) if "†" in entry.name or pairs_of[i] < max(pairs_of))
     rows = tuple(tuple(of(entry) for _, of in measures) for entry in entries)
-    return Table("frontier", f"Learning and keeping, {title}", tuple(column for column, _ in measures), rows, note)
+    return Table("frontier", f"Learning and keeping, {title}", tuple(column for column, _ in measures), rows, note, apart)
 
 
 PANELS = {"without old data": ("none", "own text"), "with old data": ("old data",)}
