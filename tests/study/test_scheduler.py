@@ -345,6 +345,7 @@ def test_all_rows_of_a_trace_start_from_one_first_task_and_tracing_changes_nothi
         (["trace", "mini", "--methods", "lora-plus"], "lora-plus cannot start from a first task that all rows share: Shared acts"),
         (["trace", "mini", "--methods", "lora-fa"], "lora-fa cannot start from a first task that all rows share: Freeze acts"),
         (["select", "mini", "--method", "sfor"], "sfor has nothing to choose; tunable methods: ewc, lwf"),
+        (["select", "mini", "--method", "ewc", "--order", "news"], "FisherAnchor.strength is scaled by gradients of a second task"),
         (["select", "mini", "--method", "lfw"], "no method called 'lfw'; nearest: lwf"),
     ],
 )

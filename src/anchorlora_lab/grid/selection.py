@@ -135,6 +135,8 @@ def scale_of(recipe: Recipe, tunable: Tunable, tasks: Sequence[str], seed: int, 
     """Return the measured gradients and their factor, kept beside the candidates; None if candidates are used as declared."""
     if tunable.scaled == "as declared":
         return None
+    if len(tasks) < 2:
+        raise InvalidValue(f"{tunable.parameter} is scaled by gradients of a second task; give --order two, or --values")
     kept = out / "scale.json"
     if not kept.exists():
         from anchorlora.runs.run import load_inputs  # with all that a run needs
