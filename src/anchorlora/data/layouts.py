@@ -28,6 +28,9 @@ from anchorlora.store.json import read_file
 Sources = dict[str, TextSource]
 DATASET_INFO = "dataset_info.json"
 TRACE_TOKENS, SAPT_TOKENS = 512, 50  # most tokens of an answer in the projects' scripts
+# SuperNI's zero-shot prompt, and that of the Long Sequence benchmark
+INSTRUCTED = "Definition: {definition}\n\nNow complete the following example -\nInput: {input}\nOutput: "
+CLASSIFIED = "{definition}\n{input}\nOutput: "
 TRACE: Mapping[str, tuple[Metric, ...]] = {  # in the paper's order, each with its primary metric first
     "C-STANCE": (VerbatimMatch(),),
     "FOMC": (VerbatimMatch(),),
@@ -99,17 +102,8 @@ def _trace(folder: Path) -> TextSource:
 def _sapt(folder: Path) -> TextSource:
     short = folder.parent.name == "Long_Sequence"
     metrics: tuple[Metric, ...] = (ExactMatch(),) if short else (RougeL(), ExactMatch())
-    return TextSource(*_splits(folder), metrics=metrics, max_new_tokens=SAPT_TOKENS, reader=_classified if short else _instructed)
-
-
-def _instructed(place: str) -> Iterator[Sample]:
-    """SuperNI's zero-shot prompt."""
-    return _instances(place, "Definition: {definition}\n\nNow complete the following example -\nInput: {input}\nOutput: ")
-
-
-def _classified(place: str) -> Iterator[Sample]:
-    """The prompt of the Long Sequence benchmark."""
-    return _instances(place, "{definition}\n{input}\nOutput: ")
+    reader = partial(_instances, form=CLASSIFIED if short else INSTRUCTED)
+    return TextSource(*_splits(folder), metrics=metrics, max_new_tokens=SAPT_TOKENS, reader=reader)
 
 
 def _instances(place: str, form: str) -> Iterator[Sample]:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,7 @@ def _json(path: Path) -> Rows:
     content = path.read_bytes()
     if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
         return _json_lines(path)
-    rows = _parsed(str(path), content)
-    return _numbered(str(path), rows)
+    return _numbered(str(path), _parsed(str(path), content))
 
 
 def _parsed(place: str, content: bytes) -> Any:
@@ -147,16 +147,11 @@ def _csv(path: Path) -> Rows:
 
 
 def _parquet(path: Path) -> Rows:
-    datasets = _library(path)
-    return _foreign(path, lambda: datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True))
+    return _foreign(path, partial(_library(path).load_dataset, "parquet", data_files=str(path), split="train", streaming=True))
 
 
 def _hub(name: str, split: str) -> Rows:
-    datasets = _library(name)
-
-    def opened() -> Any:
-        return datasets.load_dataset(name, split=split, streaming=True)
-
+    opened = partial(_library(name).load_dataset, name, split=split, streaming=True)
     return _foreign(f"{name}:{split}", opened, remedy="check the name, the split and the network, or give a file")
 
 

@@ -8,10 +8,6 @@ from anchorlora.data.samples import Sample
 LEARNED = "every assistant message, with its thought (`reasoning_content`) and its `tool_calls`, as the chat template writes them"
 
 
-def _messages(row: Row) -> Sample:
-    return row.chat(row.messages("messages"))
-
-
 def _conversations(row: Row) -> Sample:
     turns = row.messages("conversations")
     if row.has("system") and turns[0]["role"] == "system":
@@ -21,6 +17,6 @@ def _conversations(row: Row) -> Sample:
 
 
 FORMS = (
-    Form("messages", ("messages",), LEARNED, _messages, optional=("tools",)),
+    Form("messages", ("messages",), LEARNED, lambda row: row.chat(row.messages("messages")), optional=("tools",)),
     Form("sharegpt", ("conversations",), "the same of ShareGPT's turns", _conversations, optional=("system", "tools")),
 )
