@@ -111,7 +111,8 @@ Rows = list[list[float | None]]
 def metric_tables(runs: Sequence[Run]) -> list[Table]:
     """One table per metric of the records, but for a metric that is every task's accuracy; then perplexity."""
     names = dict.fromkeys(name for run in runs for name in (run.record.metrics or {}))
-    told = [name for name in names if not all(_is_accuracy(run, name) for run in runs)]
+    records = [run.record for run in runs]
+    told = [name for name in names if any((r.metrics or {}).get(name, r.accuracy) != r.accuracy for r in records)]
     return [metric_table(runs, name) for name in (*told, *([PERPLEXITY] if LOSS in names else []))]
 
 
@@ -140,10 +141,6 @@ def values(run: Run, name: str) -> Rows | None:
     if LOSS not in found:
         return None  # and none where perplexity is beyond what a float holds
     return [[None if value is None or value >= 700 else math.exp(value) for value in row] for row in found[LOSS]]
-
-
-def _is_accuracy(run: Run, name: str) -> bool:
-    return (run.record.metrics or {}).get(name, run.record.accuracy) == run.record.accuracy
 
 
 def _last(run: Run, *, name: str, task: str) -> float | None:

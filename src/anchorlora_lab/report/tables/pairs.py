@@ -178,7 +178,7 @@ FAMILY_COMPONENTS: dict[Family, tuple[str, str, str]] = {
 def component_table(runs: Sequence[Run], family: Family, others: Sequence[Run] = ()) -> Table | None:
     """Methods of a family that differ in single parts: shared ones over all orders, blocks on order1 if it was run."""
     title, printed_in, told = FAMILY_COMPONENTS[family]
-    methods = components_of(family)
+    methods = tuple(name for name, method in METHODS.items() if method.entry.component and method.plan.family == family)
     mine = [run for run in runs if run.method in methods]
     if len({run.method for run in mine}) < 2:
         return None
@@ -188,11 +188,6 @@ def component_table(runs: Sequence[Run], family: Family, others: Sequence[Run] =
     table = score_table(f"components-{family}", title, first or mine, tuple(BETTER), **how)
     beside = told and any(column.heading.endswith(" paper") for column in table.columns)
     return _in_paper_order(table.noting_printed(told) if beside else table, methods, only)
-
-
-def components_of(family: Family) -> tuple[str, ...]:
-    """Return the methods of a family that the paper's table of components has."""
-    return tuple(name for name, method in METHODS.items() if method.entry.component and method.plan.family == family)
 
 
 def _plain(runs: Sequence[Run], others: Sequence[Run]) -> list[Run]:
