@@ -89,7 +89,7 @@ class RayEngine:
                 while waiting or running:
                     while waiting and len(running) < most:
                         each = waiting.pop(0)
-                        place = task.options(num_cpus=1, num_gpus=int(gpus > 0 and _wants_gpu(each)))
+                        place = task.options(num_cpus=1, num_gpus=int(gpus > 0 and each.config.recipe.base_model.device != "cpu"))
                         words = command(each.folder.absolute(), each.config)
                         running[place.remote(words, str(each.folder.absolute()), str(root.absolute()), os.getcwd())] = (
                             each,
@@ -169,10 +169,6 @@ def _outcome(ray: Any, reference: Any, planned: Planned, seconds: float) -> Outc
     except ray.exceptions.RayError as error:
         reason = f"{type(error).__name__}: its worker ended {AGAIN + 1} times; the same command begins it again"
     return Outcome(planned, "done" if planned.done else "failed", reason or "", seconds)
-
-
-def _wants_gpu(planned: Planned) -> bool:
-    return planned.config.recipe.base_model.device != "cpu"
 
 
 def _connected() -> Any:
