@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from anchorlora.adapters.anchor import Anchor
@@ -155,7 +154,7 @@ class AdapterStack:
         """
         if CURRENT not in self.model.peft_config:
             self._add(CURRENT, self._config(self.rank, self.dropout))
-        for name, module in self._layers().items():
+        for name, module in lora_layers(self.model).items():
             A, B = module.lora_A[CURRENT].weight, module.lora_B[CURRENT].weight
             bound = 1 / math.sqrt(A.shape[1])
             drawn = torch.empty(A.shape).uniform_(-bound, bound, generator=generator)
@@ -183,7 +182,7 @@ class AdapterStack:
             ProtectionLost: It was written to.
         """
         for name, kept in self._kept.items():
-            now = block_factors(self._layers()[name], HISTORY)
+            now = block_factors(lora_layers(self.model)[name], HISTORY)
             same = torch.equal(now.A.cpu(), kept.A.cpu()) and torch.equal(now.B.cpu(), kept.B.cpu())
             if not same:
                 raise ProtectionLost(f"the frozen history at {name} is not what the task began with: other code wrote to it")
@@ -217,7 +216,7 @@ class AdapterStack:
         if as_history:
             self._add(HISTORY, self._config(rank, 0.0))
             self._kept = {name: f.copy() for name, f in factors.items()}
-        for name, module in self._layers().items():
+        for name, module in lora_layers(self.model).items():
             with torch.no_grad():
                 module.lora_A[adapter].weight.copy_(factors[name].A)
                 module.lora_B[adapter].weight.copy_(factors[name].B)
@@ -234,20 +233,20 @@ class AdapterStack:
         """
         if self.gates is None:
             return self.stacked()
-        columns = {layer: self.gates.multipliers(layer).detach().repeat_interleave(self.rank) for layer in self._layers()}
+        columns = {layer: self.gates.multipliers(layer).detach().repeat_interleave(self.rank) for layer in lora_layers(self.model)}
         return {layer: Factors(f.A, f.B * columns[layer], f.scale) for layer, f in self.stacked().items()}
 
     def stacked(self) -> dict[str, Factors]:
         """Return detached copies of the stacked factors as they were trained, without gates."""
         out = {}
-        for name, module in self._layers().items():
+        for name, module in lora_layers(self.model).items():
             parts = [block_factors(module, adapter).copy() for adapter in (HISTORY, CURRENT) if adapter in module.lora_A]
             out[name] = Factors(torch.cat([p.A for p in parts]), torch.cat([p.B for p in parts], dim=1), self.scale)
         return out
 
     def newest(self) -> dict[str, Factors]:
         """Return detached copies of the current adapter's factors, by layer."""
-        return {name: block_factors(module, CURRENT).copy() for name, module in self._layers().items()}
+        return {name: block_factors(module, CURRENT).copy() for name, module in lora_layers(self.model).items()}
 
     def save(self, folder: Path | str, *, base: str | None = None) -> None:
         """Save the stack as ONE ordinary PEFT LoRA adapter that computes what the model computes.
@@ -295,10 +294,7 @@ class AdapterStack:
 
     def trainable(self) -> list[nn.Parameter]:
         """Return the current adapter's parameters, A before B, layer by layer, for the optimizer."""
-        return [p for s in self._layers().values() for p in (s.lora_A[CURRENT].weight, s.lora_B[CURRENT].weight)]
-
-    def _layers(self) -> dict[str, LoraLayer]:
-        return lora_layers(self.model)
+        return [p for s in lora_layers(self.model).values() for p in (s.lora_A[CURRENT].weight, s.lora_B[CURRENT].weight)]
 
     def _config(self, rank: int, dropout: float) -> LoraConfig:
         return LoraConfig(
@@ -313,7 +309,7 @@ class AdapterStack:
     def _add(self, name: str, config: LoraConfig) -> None:
         with forked_generators():  # PEFT draws initial values that are overwritten at once
             self._quietly(self.model.add_adapter, name, config)
-        for module in self._layers().values():  # a second adapter takes the base's precision in some versions of PEFT
+        for module in lora_layers(self.model).values():  # a second adapter takes the base's precision in some versions of PEFT
             module.lora_A[name].float()
             module.lora_B[name].float()
 
@@ -321,16 +317,16 @@ class AdapterStack:
         """Activate both adapters and let only the current one train: PEFT makes every active adapter trainable again."""
         present = [name for name in (HISTORY, CURRENT) if name in self.model.peft_config]
         activate(self.model, present[-1], history=HISTORY if HISTORY in present else None)
-        for module in self._layers().values():
+        for module in lora_layers(self.model).values():
             for adapter in present:
                 for weight in (module.lora_A[adapter].weight, module.lora_B[adapter].weight):
                     if weight.dtype != torch.float32:
                         raise InvalidType(f"LoRA factors must be float32, but those of {adapter} are {weight.dtype}")
         if self.history_dropout == "shared" and self.dropout > 0 and present == [HISTORY, CURRENT]:
-            for module in self._layers().values():
+            for module in lora_layers(self.model).values():
                 mask = _OneMask(self.dropout)
                 module.lora_dropout[HISTORY] = module.lora_dropout[CURRENT] = mask
-        for name, module in self._layers().items() if self.gates is not None else ():
+        for name, module in lora_layers(self.model).items() if self.gates is not None else ():
             for adapter in present:
                 self._gate(module.lora_A[adapter], name, adapter)
         trains = {n for n, p in self.model.named_parameters() if p.requires_grad}
