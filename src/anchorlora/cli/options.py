@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from anchorlora.cli.console import count_option
 from anchorlora.config import ALL_LINEAR, FOREIGN, Adapter, Recipe, Training
 from anchorlora.constraints.watch import CHECK_EVERY
-from anchorlora.recipes import protocol
+from anchorlora.recipes import RECIPES, protocol
 
 
 def methods_beginning(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
@@ -26,8 +26,6 @@ def methods_beginning(ctx: click.Context, parameter: click.Parameter, begun: str
 
 def recipes_beginning(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Complete the name of a recipe on the command line, or of a file."""
-    from anchorlora.recipes import RECIPES
-
     return [CompletionItem(name) for name in RECIPES if name.startswith(begun)] or [CompletionItem(begun, type="file")]
 
 

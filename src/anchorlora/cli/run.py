@@ -66,7 +66,6 @@ def run(
     command resumes an interrupted run. Ctrl-C, SIGTERM, and SIGUSR1 save and stop after the current step (exit status 75).
     """
     from anchorlora.cli.parsing import method_named, order_named, orders_named, recipe_named, settings_of
-    from anchorlora.config import RunConfig
 
     chosen, stored = recipe_named(recipe)
     fields, numbers = settings_of(settings)

@@ -12,7 +12,7 @@ with its two sides taken apart (Kronecker; Martens and Grosse 2015). Both are ke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
@@ -134,8 +134,6 @@ class AnswerSensitivity(ProtectsPast):
 
 def sensitivity(past: Mapping[str, Tensor], layer: str, *, d_in: int, d_out: int) -> tuple[SpikedCovariance, SpikedCovariance]:
     """Return what is remembered of a layer: C, divided by tr G, and G."""
-    from dataclasses import replace
-
     if not knows(past):
         raise InvalidValue(
             "nothing is known of what earlier answers depend on: add AnswerSensitivity() to the method, "
