@@ -17,7 +17,7 @@ from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from anchorlora.adapters import AdaptedLayer, Anchor
+    from anchorlora.adapters import Anchor
 
 
 @dataclass(frozen=True)
@@ -60,24 +60,17 @@ class Retract(ProtectsPast):
             InvalidValue: The other factor is not zero, so retraction would change the function; or a layer has no core.
             InvalidType: The factor is not stored in float32 or float64.
         """
+        other = "B" if self.factor == "A" else "A"
         for layer in anchor.layers:
             rows, core = exact_factor(layer, self.factor), core_of(layer)
-            if not self._is_new(layer):
+            if getattr(layer.current.whole(), other).any():  # in any process
                 moved, bound = off_core(in_float64(rows), core, size=rows)
                 if not moved <= bound:
                     raise InvalidValue(
-                        f"retracting {self.factor} at {layer.name} would change the function: {self._other} is not zero there; "
+                        f"retracting {self.factor} at {layer.name} would change the function: {other} is not zero there; "
                         "retract a new block before its first step, or use ProjectDisplacement for a learned anchor"
                     )
                 continue
             rows.copy_(core.outside(in_float64(rows)))
             layer.start_rows(self.factor).copy_(rows)
         return ActiveConstraint()
-
-    @property
-    def _other(self) -> str:
-        return "B" if self.factor == "A" else "A"
-
-    def _is_new(self, layer: AdaptedLayer) -> bool:
-        """Return True if the other factor is zero, in every process."""
-        return not bool(getattr(layer.current.whole(), self._other).any())

@@ -64,7 +64,9 @@ class StepWatch:
             self.refuse_detached(step)
             violation = self._first_violation()
         if violation:
-            raise _protection_lost(step, violation, self._cause())
+            unseen = "no step of the protected optimizer was seen"
+            cause = unseen if self.step == self.first else "it was written outside the optimizer's steps"
+            raise _protection_lost(step, violation, f"{cause}, so another optimizer or program moves it")
 
     def refuse_detached(self, step: int) -> None:
         """Refuse to go on when the loop has removed what the constraints act on."""
@@ -130,11 +132,6 @@ class StepWatch:
                 now = f"is on {parameter.device} now; move the model first, then protect it"
                 return f"factor {name} at {layer} was on {device} and {now}"
         return None
-
-    def _cause(self) -> str:
-        if self.step == self.first:
-            return "no step of the protected optimizer was seen, so another optimizer or program moves it"
-        return "it was written outside the optimizer's steps, so another optimizer or program moves it"
 
 
 def _protection_lost(step: int, *parts: str | None) -> ProtectionLost:
