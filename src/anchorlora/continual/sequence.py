@@ -33,7 +33,6 @@ from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.continual.served import SAMPLE, compare
 from anchorlora.data import Answer, Encoded, invalid_share, percents
 from anchorlora.devices import allocated_at_most
-from anchorlora.features.store import LayerCore
 from anchorlora.methods import Boundary, Method
 from anchorlora.store.record import TaskResult
 
@@ -114,7 +113,10 @@ class TaskSequence:
             accuracy=[],
             invalid=[],
             drift=drift,
-            layers=_layer_facts(self.past.last),
+            layers=[
+                {"module": layer, "k": c.core.k, "k_star": c.k_star, "retained_energy": c.retained_energy, "rows": c.rows}
+                for layer, c in self.past.last.items()
+            ],
             train_seconds=train_seconds,
             evaluate_seconds=0.0,
             peak_memory_bytes=0,
@@ -292,10 +294,3 @@ def peak_memory(device: torch.device) -> int:
         return allocated
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in KiB on Linux, bytes on macOS
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _layer_facts(cores: Mapping[str, LayerCore]) -> list[dict[str, Any]]:
-    return [
-        {"module": layer, "k": c.core.k, "k_star": c.k_star, "retained_energy": c.retained_energy, "rows": c.rows}
-        for layer, c in cores.items()
-    ]

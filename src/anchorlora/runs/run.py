@@ -104,7 +104,10 @@ def run_sequence(
     """
     called = name or method.name
     if isinstance(order, str):
-        order = _order_of(recipe, order)
+        if order not in recipe.tasks.orders:
+            known = ", ".join(recipe.tasks.orders)
+            raise UnknownName(f"the recipe {recipe.name} has no order {order!r}; give a list of tasks, or: {known}")
+        order = recipe.tasks.orders[order]
     if not called:
         raise InvalidValue(f"this method has no name; give it one: ({method.definition}).named('mine')")
     config = RunConfig(method=called, settings=dict(settings), selection=selection, order=tuple(order), seed=seed, recipe=recipe)
@@ -155,13 +158,6 @@ def run_sequence(
             stop.training = True
             _go_through(sequence, directory, done)
             return processes.told(lambda: directory.write_record(record_of(config, method, inputs, directory, done, started)))
-
-
-def _order_of(recipe: Recipe, name: str) -> tuple[str, ...]:
-    if name not in recipe.tasks.orders:
-        named = ", ".join(recipe.tasks.orders)
-        raise UnknownName(f"the recipe {recipe.name} has no order {name!r}; give a list of tasks, or: {named}")
-    return recipe.tasks.orders[name]
 
 
 @dataclass(frozen=True)
