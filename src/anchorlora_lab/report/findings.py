@@ -1,9 +1,8 @@
 """What the runs of a study show, in plain words, and what to do: computed from their records, with claims only where an interval
 supports them.
 
-A difference of two methods counts where runs of both at the same orders and seeds show it (the paired test of `scores`), or, for
-fewer than six pairs, where the interval over test examples excludes zero. Both are corrected for all pairs of methods, since each
-could have come out highest.
+A difference of two methods counts where paired runs show it (`paired_tests`), or, for fewer than six pairs, where the interval over
+test examples excludes zero; both are corrected for all pairs of methods, since each could have come out highest.
 """
 
 from __future__ import annotations

@@ -31,10 +31,9 @@ class PairedTest:
 def paired_tests(comparisons: Sequence[Mapping[Any, float]], *, level: float = 0.95) -> list[PairedTest]:
     """Return a test of each comparison, corrected for their number.
 
-    If two methods are alike, each difference of two runs that share everything else could as well have had the other sign. No other
-    distribution is assumed. The signs of a pair are flipped in all comparisons together, so that those which nearly repeat each
-    other cost little; as in Holm's correction, the comparison with the largest ratio of mean to standard error is corrected for
-    all, the next for all but it, and so on.
+    If two methods are alike, each difference of two runs that share everything else could as well have had the other sign; nothing
+    else is assumed. The signs of a pair are flipped in all comparisons together, so those that nearly repeat others cost little.
+    As in Holm's correction, the one with the largest ratio of mean to standard error is corrected for all, the next for all but it.
     """
     if not all(comparisons):
         raise InvalidValue("a comparison has no pairs")
