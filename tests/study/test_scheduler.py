@@ -16,7 +16,9 @@ from rich.console import Console
 import small
 from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
+from anchorlora.errors import InvalidValue
 from anchorlora.recipes import mini, standard_cl
+from anchorlora.runs.directory import RunDirectory
 from anchorlora_lab.cli.progress import bar_over
 from anchorlora_lab.grid.plan import Axes, plan, slug
 from anchorlora_lab.grid.scheduler import LocalEngine, Planned
@@ -283,6 +285,14 @@ def test_every_process_is_told_how_to_carry_the_run_out(asked, recipe_file, tmp_
     for words in told:
         assert words[1:4] == ["-m", "anchorlora", "run"]
         assert words[-5:] == conduct
+
+
+def test_a_first_task_whose_state_was_deleted_is_named(tmp_path):
+    start = RunDirectory(tmp_path / "start-1")
+    start.task(1, "fruit").path.mkdir(parents=True)
+    with pytest.raises(InvalidValue, match="start-1/state/1 was deleted.*delete .*start-1 to train it again"):
+        RunDirectory(tmp_path / "sfor-1").take_over(start, 1, "fruit")
+    assert not (tmp_path / "sfor-1").exists()
 
 
 @pytest.mark.slow

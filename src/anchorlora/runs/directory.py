@@ -225,6 +225,10 @@ class RunDirectory(RunFolder):
 
     def take_over(self, other: RunDirectory, number: int, task: str) -> None:
         """Begin with a finished task of another run: its folder first, then the state that makes it count."""
+        if not self.state(number).exists() and not other.state(number).is_dir():
+            raise InvalidValue(
+                f"{other.state(number)} was deleted, so nothing can begin from it; delete {other.root} to train it again"
+            )
         tasks = self.task(number, task).path, other.task(number, task).path
         for to, source in (tasks, (self.state(number), other.state(number))):
             if not to.exists():
