@@ -219,7 +219,7 @@ def test_what_makes_no_core_is_refused_and_nothing_is_written(small_model, old, 
         ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
         ({"device": "nowhere"}, "no device is called 'nowhere'; give cpu, cuda, cuda:0, xpu, mps or auto"),
         ({"device": "cuda:99"}, "the device cuda:99 cannot be used here: .*; give cpu or auto"),
-        ({"adapter": tmp_path}, "adapter_config.json is missing"),
+        ({"adapter": tmp_path}, r"nor a saved adapter \(adapter_config.json\)"),
         ({"model": tmp_path / "no/model"}, "no model at .*no/model: it has no config.json"),
         ({"out": tmp_path / "no/folder"}, "there is no folder .*no for folder; make it first"),
     ]
