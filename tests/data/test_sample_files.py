@@ -150,6 +150,8 @@ BROKEN = [
     ("a.jsonl", b'{"text": ' + b"1" * 5000 + b"}", "a.jsonl, line 1: holds a number that is too long"),
     ("a.jsonl", b"\n \n", "a.jsonl holds no row; give at least one example"),
     ("a.jsonl", b"", "a.jsonl holds no row"),
+    ("a.jsonl", b"\xef\xbb\xbf", "a.jsonl holds no row"),
+    ("a.jsonl", b"\xef\xbb\xbf\n\xef\xbb\xbf{", "a.jsonl, line 2: not complete JSON"),
     ("a.json", b'[{"text": "a"},\n 3]', "a.json, row 2: a row is an object with named columns, not a number"),
     ("a.json", b'[{"text": "a"},\n', "a.json: not complete JSON"),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import hashlib
 import json
@@ -88,7 +89,7 @@ def rows_in(place: str) -> Rows:
 def _json_lines(path: Path) -> Rows:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):  # by newlines alone: text may hold other line separators
-            if line.strip():
+            if line.removeprefix(codecs.BOM_UTF8).strip():
                 yield f"{path}, line {number}", _parsed(f"{path}, line {number}", line.rstrip())
 
 
