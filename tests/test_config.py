@@ -74,6 +74,7 @@ def test_an_unknown_field_offers_its_neighbors():
         ({"at_most": "100"}, "features: .*at_most 100 and wide 64 must not decrease"),
         ({"loss": "sum"}, "training.loss: .*'example_mean' or 'token_mean'"),
         ({"learning_rate": "nan"}, "training.learning_rate"),
+        ({"rank": 4, "adapter.rank": 8}, "rank and adapter.rank are one field; give it once"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_field(settings, message):

@@ -346,12 +346,15 @@ def _changed(recipe: Recipe, settings: Mapping[str, Any], where: str) -> Recipe:
     content = recipe.model_dump()
     paths = {path: path for path, _ in leaves(recipe)}
     paths |= {path.rsplit(".", 1)[-1]: path for path in paths}
+    given: dict[str, str] = {}  # path -> the name that it was given by
     for name, value in settings.items():
         if name not in paths:
             foreign = FOREIGN.get(name.rsplit(".", 1)[-1].replace("-", "_").lower())
             near = [foreign] if foreign else get_close_matches(name, paths, n=3, cutoff=0.5)
             near = near or sorted(p for p in paths if "." not in p)
             raise UnknownName(f"{where}: the recipe has no field {name!r:.80}; nearest: {', '.join(near)}")
+        if (first := given.setdefault(paths[name], name)) != name:
+            raise InvalidValue(f"{where}: {first} and {name} are one field; give it once")
         *parents, leaf = paths[name].split(".")
         place = content
         for parent in parents:

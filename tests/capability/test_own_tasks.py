@@ -1,6 +1,7 @@
 """Tasks from files: every fraction recorded, chat templates, examples, and base scores measured again when they must be."""
 
 import json
+import shutil
 
 import pytest
 
@@ -157,6 +158,24 @@ def test_a_file_that_was_edited_is_another_request(adapter, ask, tmp_path):
     for change in ({"num_fewshot": 1}, {"apply_chat_template": True}):
         with pytest.raises(ValueError, match=f"answers another request .{next(iter(change))}: "):
             ask(adapter, own_tasks.write(tmp_path / "own"), force=False, **change)
+
+
+def test_another_model_in_the_same_folder_is_another_request(model, ask, tmp_path):
+    base = shutil.copytree(model, tmp_path / "base")
+    adapter = mmlu_folder.write_an_adapter(tmp_path / "a", base, size=0.5, seed=1)
+    quiz = own_tasks.write(tmp_path / "own")
+    found = ask(adapter, quiz)
+    (base / "generation_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="answers another request .files of the model: .*--force"):
+        ask(adapter, quiz, force=False)
+    shutil.rmtree(base)
+    assert ask(adapter, quiz, force=False) == found, "what was measured is shown, though the model is gone"
+
+
+def test_two_task_files_of_one_name_are_refused(adapter, ask, tmp_path):
+    one, other = own_tasks.write(tmp_path / "one"), own_tasks.write(tmp_path / "other", description="Choose. ")
+    with pytest.raises(ValueError, match="two task files are called quiz.yaml.*rename one"):
+        ask(adapter, one, other)
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,15 @@ def empty_model(settings: BaseModelSettings, *, folder: Path | None = None) -> P
         return family.empty(config)
 
 
+def fingerprint_of(settings: BaseModelSettings) -> str | None:
+    """Return the fingerprint of a model in a folder; None where it lies on the hub or is gone."""
+    try:
+        origin = _origin(settings)
+    except InvalidValue:
+        return None
+    return _sha256(settings, origin, None) if isinstance(origin, Path) else None
+
+
 def _sha256(settings: BaseModelSettings, origin: str | Path, commit: str | None) -> str | None:
     return _fingerprint(file_hashes(origin, settings)) if isinstance(origin, Path) else commit
 

@@ -27,7 +27,7 @@ from anchorlora.adapters.files import read_adapter
 from anchorlora.config import BaseModelSettings
 from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue, MissingExtra
-from anchorlora.models.load import LoadedModel, ends_of, load_base_model, tokenizer_of
+from anchorlora.models.load import LoadedModel, ends_of, fingerprint_of, load_base_model, tokenizer_of
 from anchorlora.models.trust import asked_for
 from anchorlora.paths import expanded
 from anchorlora.store.adapter_config import adapter_sha256
@@ -169,7 +169,10 @@ def _local(questions: Questions) -> Local:
     rows = mmlu.read_mmlu(expanded(questions.data)) if questions.data else None
     prompts = read_prompts(questions.prompts) if questions.prompts else None
     files = {mmlu.NAME: rows.sha256} if rows else {}
-    files |= {place.name: sha256(place) for place in map(expanded, filter(is_file, questions.tasks)) if place.is_file()}
+    own = [place for place in map(expanded, filter(is_file, questions.tasks)) if place.is_file()]
+    for place in own:
+        if files.setdefault(place.name, digest := sha256(place)) != digest:
+            raise InvalidValue(f"two task files are called {place.name}, and {EVAL_FILE} tells them apart by name; rename one")
     return Local(rows, prompts, files | ({PROMPTS: prompts.sha256} if prompts else {}))
 
 
@@ -182,6 +185,8 @@ def _same_request(place: Path, subject: Subject, questions: Questions, local: Lo
         "model": (found.base_model.name, subject.base_model.model),
         "adapter": (found.adapter_sha256, subject.adapter_sha256),
     }
+    if (now := fingerprint_of(subject.base_model)) and found.base_model.sha256:
+        pairs["files of the model"] = (found.base_model.sha256, now)
     other = [f"{name}: {there} there, {asked} asked" for name, (there, asked) in pairs.items() if there != asked]
     if other:
         raise InvalidValue(f"{place} answers another request ({'; '.join(other)}); replace it with --force, or move it away")
