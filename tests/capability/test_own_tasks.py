@@ -172,10 +172,13 @@ def test_another_model_in_the_same_folder_is_another_request(model, ask, tmp_pat
     assert ask(adapter, quiz, force=False) == found, "what was measured is shown, though the model is gone"
 
 
-def test_two_task_files_of_one_name_are_refused(adapter, ask, tmp_path):
-    one, other = own_tasks.write(tmp_path / "one"), own_tasks.write(tmp_path / "other", description="Choose. ")
-    with pytest.raises(ValueError, match="two task files are called quiz.yaml.*rename one"):
-        ask(adapter, one, other)
+def test_two_task_files_of_one_name_are_both_in_the_file(adapter, ask, tmp_path):
+    one, other = own_tasks.write(tmp_path / "one"), own_tasks.write(tmp_path / "other", task="questions", description="Choose. ")
+    found = ask(adapter, one, other)
+    assert set(found.files) == {str(one), str(other)}
+    own_tasks.write(tmp_path / "one", description="Tell. ")
+    with pytest.raises(ValueError, match="answers another request .files: "):
+        ask(adapter, one, other, force=False)
 
 
 @pytest.mark.parametrize(
