@@ -11,6 +11,7 @@ from anchorlora import Subspace
 from anchorlora.cli.app import main
 from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import read_origin
+from anchorlora.geometry.subspace import TokenRows
 from audited import write_pair
 
 
@@ -40,6 +41,7 @@ def test_cores_come_back_by_layer_and_layers_that_share_one_share_its_tensor(tmp
     [
         ({}, None, "holds a Subspace for each adapted layer, but there is none"),
         ({"q": torch.eye(3)}, None, "but q has a Tensor; make one with Subspace"),
+        ({"q": drawn(), "embed": TokenRows(torch.tensor([3]), d=8)}, None, "embed has numbers of tokens, and .* leave it out"),
         ({"q": drawn()}, {"when": object()}, "the origin of cores cannot be written as JSON"),
         ({"q": drawn()}, {"energy": float("nan")}, "the origin of cores cannot be written as JSON"),
     ],

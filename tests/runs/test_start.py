@@ -1,9 +1,11 @@
 """A run that goes on from an adapter and from cores: what it keeps, and what it refuses."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import small
 from anchorlora import METHODS, run_sequence
@@ -14,7 +16,8 @@ from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import read_tensors
 from anchorlora.geometry import Subspace
-from anchorlora.models.load import load_base_model
+from anchorlora.models.load import load_base_model, tokenizer_of
+from anchorlora.store.artifact import artifact_in
 from anchorlora.store.seal import sha256
 from anchorlora.store.tensors import write_tensors
 
@@ -54,6 +57,18 @@ def test_the_first_task_keeps_the_cores_that_were_given(method, adapter, begun, 
         change = dense(f) - (dense(before[layer]) if adapter else 0)
         V = cores[layer].basis.double()
         assert torch.linalg.norm(change @ V) <= 1e-6 * torch.linalg.norm(change)
+
+
+def test_a_run_from_an_adapter_with_its_own_tokenizer_is_read_with_it(begun, tmp_path):
+    recipe, old, kept = begun
+    old = shutil.copytree(old, tmp_path / "old")
+    tokenizer = AutoTokenizer.from_pretrained(recipe.base_model.model)
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    tokenizer.save_pretrained(old)
+    going_on((recipe, old, kept), tmp_path, "seq-lora", cores=False)
+    found = artifact_in(tmp_path / "run")
+    assert tokenizer_of(found.base_model(), adapter=found.adapter).chat_template == tokenizer.chat_template
+    assert AutoTokenizer.from_pretrained(found.adapter).padding_side == tokenizer.padding_side, "as trainers expect it"
 
 
 def test_without_protection_the_given_cores_are_measured_and_not_kept(begun, tmp_path):

@@ -50,6 +50,9 @@ def write_cores(
     if wrong is not None or not cores:
         problem = f"{wrong} has a {type(cores[wrong]).__name__}" if wrong is not None else "there is none"
         raise InvalidType(f"a file of cores holds a Subspace for each adapted layer, but {problem}; make one with Subspace(basis)")
+    numbers = next((layer for layer, core in cores.items() if core.tokens is not None), None)
+    if numbers is not None:
+        raise InvalidType(f"{numbers} has numbers of tokens, and a file of cores holds directions; leave it out")
     tensors = {store: cores[store].basis.detach().float().cpu().contiguous() for store in dict.fromkeys(stores.values())}
     refuse_not_finite(tensors, where=path)
     header = {"layers": json.dumps(stores)}

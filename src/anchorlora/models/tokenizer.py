@@ -12,6 +12,8 @@ from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue, message_of
 from anchorlora.paths import expanded
 
+TOKENIZER_CONFIG = "tokenizer_config.json"  # there, where a folder has a tokenizer
+
 
 def read_tokenizer(origin: Path | str, **how: Any) -> Any:
     """Return the tokenizer in a folder or of the hub; a file of its text that is not UTF-8 is named."""
@@ -49,7 +51,7 @@ def with_template(tokenizer: Any, settings: BaseModelSettings) -> Any:
 
 def of_adapter(tokenizer: Any, adapter: Path | None, settings: BaseModelSettings) -> Any:
     """Return the tokenizer that trainers save beside an adapter, with its chat template; the model's own where there is none."""
-    if adapter is None or not (adapter / "tokenizer_config.json").is_file():
+    if adapter is None or not (adapter / TOKENIZER_CONFIG).is_file():
         return tokenizer
     try:
         own = read_tokenizer(adapter, trust_remote_code=False)

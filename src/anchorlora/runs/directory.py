@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from anchorlora.adapters import read_adapter
 from anchorlora.config import RunConfig, differences
@@ -123,13 +124,15 @@ class RunDirectory(RunFolder):
     def _result(self, number: int, task: str) -> SavedResult:
         return SavedResult.read(self.state(number), number, self.trace, self._beside(number, task))
 
-    def write_task(self, state: TaskState, *, base: str) -> SavedResult:
-        """Save a finished task: first what the outside reads, then the state that makes it count."""
+    def write_task(self, state: TaskState, *, base: str, tokenizer: Any = None) -> SavedResult:
+        """Save a finished task: first what the outside reads, a tokenizer as well, then the state that makes it count."""
         self.check()
         number, task = state.result.number, state.result.task
         result = SavedResult.of(state.result, self.trace)
         with new_folder(self.task(number, task).path, check=self.check) as folder:
             write_outcome(folder, state, base=base)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder / ADAPTER)
             write_lines(folder / PREDICTIONS_FILE, predictions(state))
         with sealed_folder(self.state(number), beside=self._beside(number, task), check=self.check) as folder:
             write_boundary(folder, state)

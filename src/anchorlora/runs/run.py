@@ -25,8 +25,9 @@ from anchorlora.data.sources import source_of
 from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost, Stopped, UnknownName, Unwritten
 from anchorlora.measurement import Trace, held_out_drift, measure, predicted_kl, rho_on
 from anchorlora.methods import Method
-from anchorlora.models.load import device_of
+from anchorlora.models.load import device_of, tokenizer_of
 from anchorlora.models.session import Session
+from anchorlora.models.tokenizer import TOKENIZER_CONFIG
 from anchorlora.paths import expanded
 from anchorlora.processes import ALONE, Processes, processes_on
 from anchorlora.recipes import protocol
@@ -219,14 +220,23 @@ def _not_resumed(directory: RunDirectory, error: KeyError) -> InvalidValue:
 def _go_through(sequence: TaskSequence, directory: RunDirectory, done: list[SavedResult]) -> None:
     """Train the tasks that are left, and save each."""
     base, processes = sequence.recipe.base_model.model or "", sequence.processes
+    tokenizer = _tokenizer_beside(sequence)
     with closing(sequence.run()) as states:
         try:
             for state in states:
-                done.append(processes.told(partial(directory.write_task, state, base=base)))
+                done.append(processes.told(partial(directory.write_task, state, base=base, tokenizer=tokenizer)))
         except Stopped as error:
             task = sequence.order[len(done)]
             notes = "; ".join([str(error), *getattr(error, "__notes__", ())])
             raise type(error)(f"{task} (task {len(done) + 1}): {notes}; {directory.standing()}") from None
+
+
+def _tokenizer_beside(sequence: TaskSequence) -> Any:
+    """The tokenizer that came with the old adapter, whose template the new one is used with, too; None where none came."""
+    settings, old = sequence.recipe.base_model, sequence.recipe.start.old_adapter
+    if old is None or not (expanded(old) / TOKENIZER_CONFIG).is_file():
+        return None
+    return tokenizer_of(settings.model_copy(update={"revision": sequence.base_model.revision}), adapter=expanded(old))
 
 
 @contextmanager
