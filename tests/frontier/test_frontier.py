@@ -6,11 +6,14 @@ from statistics import fmean, stdev
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anchorlora.adapters import lora_layers
 from anchorlora.errors import UnknownName
 from anchorlora_lab.frontier.bench import BEFORE, append, bench, planned, read_records
+from anchorlora_lab.frontier.engine import RANK, Subject
 from anchorlora_lab.frontier.rows import ROWS, Row
 from anchorlora_lab.frontier.tables import chosen, chosen_rates, difference, frontier_tables, interval, points_of
 
@@ -141,20 +144,51 @@ def data(tmp_path_factory):
     return root
 
 
+def test_a_repair_takes_intruders_from_the_block(tmp_path):
+    subject = Subject.of("embedded:mini", tmp_path)
+    for layer in lora_layers(subject.model).values():
+        torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.3, generator=torch.Generator().manual_seed(0))
+    before = {layer: (f.scale * f.B.double() @ f.A.double()).numpy() for layer, f in subject.stack.newest().items()}
+    subject.repair()
+    assert list(subject.model.peft_config) == ["default"]
+    for layer, f in list(subject.stack.newest().items())[:4]:
+        W = lora_layers(subject.model)[layer].get_base_layer().weight.detach().double().numpy()
+        U, S, V = np.linalg.svd(W + before[layer], full_matrices=False)
+        near = np.abs(U[:, :10].T @ np.linalg.svd(W, full_matrices=False)[0]).max(1)
+        intruders = [i for i in range(10) if near[i] < 0.5]
+        assert intruders
+        left = before[layer] - 0.25 * sum(S[i] * np.outer(U[:, i], V[i]) for i in intruders)
+        U, S, V = np.linalg.svd(left, full_matrices=False)
+        change = (f.scale * f.B.double() @ f.A.double()).numpy()
+        assert np.linalg.norm(change - (U[:, :RANK] * S[:RANK]) @ V[:RANK]) < 1e-4 * np.linalg.norm(change)
+
+
 @pytest.mark.usefixtures("extra_eval")
 def test_runs_go_on_where_they_stopped_and_the_table_tells_them(data, tmp_path, monkeypatch):
-    rows = (Row("plain", rates=(1e-3,), scales=(0.5,)), Row("own", "fold-16", rates=(1e-3,), scales=(0.5,), own=0.5, kl=0.1))
+    rows = (
+        Row("plain", rates=(1e-3,), scales=(0.5,)),
+        Row("own", "fold-16", rates=(1e-3,), scales=(0.5,), own=0.5, kl=0.1),
+        Row("osf", "osf", rates=(1e-2,), scales=()),
+        Row("plain repaired", rates=(1e-3,), scales=(), repair=True),
+    )
     monkeypatch.setattr("anchorlora_lab.frontier.bench.ROWS", rows)
     monkeypatch.setattr("anchorlora_lab.frontier.skills.Demand.met", lambda demand, text: 0.0)  # IFEval's checkers fetch words
     sizes = {"train": 8, "test": 4, "instructions": 2, "facts": 4, "choices": 2, "chats": 2, "passages": 2, "own": 4}
     options = {"skill_names": ["labels"], "seeds": (1,), "sizes": sizes, "say": lambda _: None}
     assert bench("embedded:mini", tmp_path, data, most=1, **options) == 1
-    assert bench("embedded:mini", tmp_path, data, **options) == 2
+    assert bench("embedded:mini", tmp_path, data, **options) == 4
     assert bench("embedded:mini", tmp_path, data, **options) == 0
     assert bench("embedded:mini", tmp_path, data, rates={"plain": 1e-3}, **options) == 0, "at the rate that is there"
     records = read_records(tmp_path / "embedded-mini")
-    assert [r["row"] for r in records] == ["before", "plain", "own"]
-    for r in records[1:]:
+    assert [r["row"] for r in records] == ["before", "plain", "own", "osf", "plain repaired"]
+    whole, repaired = records[3:]
+    assert [(p["epoch"], p["scale"]) for p in whole["points"]] == [(1, 1.0), (2, 1.0)]
+    assert 0 < whole["points"][0]["norm"] < whole["points"][1]["norm"]
+    assert fmean(whole["points"][1]["kl"]["chats"]) > 0, "against the model before OSF"
+    assert whole["stored_bytes"] > 5 * records[1]["stored_bytes"], "full weights"
+    assert [(p["epoch"], p["scale"]) for p in repaired["points"]] == [(2, 1.0)]
+    assert repaired["points"][0]["norm"] == records[1]["points"][1]["norm"], "four steps make no intruders, and OSF left no trace"
+    for r in records[1:3]:
         assert [(p["epoch"], p["scale"]) for p in r["points"]] == [(1, 1.0), (2, 1.0), (2, 0.5)]
         assert r["points"][2]["norm"] == pytest.approx(r["points"][1]["norm"] / 2, rel=1e-4)
         assert 0 < fmean(r["points"][2]["kl"]["chats"]) < fmean(r["points"][1]["kl"]["chats"])
@@ -166,5 +200,5 @@ def test_runs_go_on_where_they_stopped_and_the_table_tells_them(data, tmp_path, 
     for r in records:  # the embedded model knows no facts: as if it did, so that there is something to keep
         for p in r["points"]:
             p["old"] = {"facts": [1.0] * 4}
-    (table,) = frontier_tables(records, choosing=["labels"])
+    (table,) = frontier_tables(records[:3], choosing=["labels"])
     assert [row[0].rstrip(" †") for row in table.rows] == ["plain", "own"] or len(table.rows) == 2

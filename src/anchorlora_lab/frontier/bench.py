@@ -180,9 +180,13 @@ def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[s
     human = [subject.encoded(i, question, answer) for i, (question, answer) in enumerate(people)]
     points: list[dict[str, Any]] = []
     peaks: list[int] = []
+    clocks: list[Any] = []
 
     def at_epoch(epoch: int, seconds: Any) -> None:
         peaks.append(peak_bytes())
+        if run.row.repair:
+            clocks.append(seconds)
+            return
         norm = subject.norm()
         clock = {name: round(value, 2) for name, value in seconds.items()}
         for scale in (1.0, *(run.row.scales if epoch == EPOCHS else ())):
@@ -193,6 +197,11 @@ def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[s
 
     before = reset_peak()
     facts = train(subject, run.row, run.rate, examples, epochs=EPOCHS, seed=run.seed, own=size.own, human=human, at_epoch=at_epoch)
+    if run.row.repair:
+        began = time.process_time()
+        subject.repair()
+        clock = {name: round(value, 2) for name, value in {**clocks[-1], "repair": time.process_time() - began}.items()}
+        points = [{"epoch": EPOCHS, "scale": 1.0, "norm": round(subject.norm(), 5), "cpu_seconds": clock, **measures.of(skill)}]
     return {**facts, "peak_bytes": max(peaks) - before, "points": points}
 
 

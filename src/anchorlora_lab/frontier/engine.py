@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from peft import OSFConfig, get_peft_model
+from peft.tuners.lora.intruders import reduce_intruder_dimension
 from torch import Tensor
 
 from anchorlora.adapters import AdapterStack, lora_layers
@@ -40,7 +42,7 @@ from anchorlora.models.own_text import own_text
 from anchorlora.models.packing import packed, unpackable
 from anchorlora.processes import accelerator_on
 from anchorlora.store.tensors import write_tensors
-from anchorlora_lab.frontier.rows import PLAIN, Row
+from anchorlora_lab.frontier.rows import OSF, PLAIN, Row
 
 RANK, ALPHA, WINDOW, ROW_TOKENS, WARMUP, CLIP = 16, 32, 4, 1024, 4, 1.0
 OWN_TOKENS = 40  # of each message of the model's own
@@ -57,6 +59,7 @@ class Subject:
 
     loaded: LoadedModel
     folder: Path  # where its own text and its cores are kept
+    full: Any = None  # the model with PEFT's OSF in the block's place, while that trains
     device: torch.device = field(init=False)
     stack: AdapterStack = field(init=False)
 
@@ -77,7 +80,7 @@ class Subject:
     @property
     def model(self) -> Any:
         """The adapted model."""
-        return self.stack.model
+        return self.stack.model if self.full is None else self.full
 
     @cached_property
     def end(self) -> tuple[int, ...]:
@@ -110,8 +113,34 @@ class Subject:
             self.stack = AdapterStack(base, targets=targets if targets == "all-linear" else tuple(targets), rank=RANK, alpha=ALPHA)
 
     @contextmanager
+    def decomposed(self) -> Iterator[Any]:
+        """Give the model with PEFT's OSF on all linear layers in the block; its weights stay as they are, beside what OSF adds."""
+        base = self.stack.model.unload()
+        base.requires_grad_(False)
+        self.full = get_peft_model(base, OSFConfig(target_modules="all-linear"))
+        try:
+            yield self.full
+        finally:
+            self.stack, self.full = AdapterStack(self.full.unload(), targets="all-linear", rank=RANK, alpha=ALPHA), None
+            self.stack.open(torch.Generator().manual_seed(0))
+
+    def repair(self) -> None:
+        """Replace the block by what PEFT's reduce_intruder_dimension makes of it."""
+        reduce_intruder_dimension(self.model, "default", "repaired", logging_sink=None)
+        with torch.no_grad():
+            for layer in lora_layers(self.model).values():
+                for factors in (layer.lora_A, layer.lora_B):
+                    factors["default"].weight.copy_(factors["repaired"].weight)
+        self.model.set_adapter("default")
+        self.model.delete_adapter("repaired")
+
+    @contextmanager
     def scaled(self, scale: float) -> Iterator[None]:
         """Multiply the block's output in the block."""
+        if self.full is not None:
+            with self.full.disable_adapter() if scale == 0 else nullcontext():
+                yield
+            return
         layers = [layer for layer in lora_layers(self.model).values() if "default" in layer.scaling]
         before = [layer.scaling["default"] for layer in layers]
         try:
@@ -125,6 +154,9 @@ class Subject:
     def norm(self) -> float:
         """Return the Frobenius norm of the whole update."""
         total = 0.0
+        if self.full is not None:
+            changes = (part.get_delta_weight("default") for part in self.full.modules() if hasattr(part, "osf_svd_params"))
+            return float(sum(float(in_float64(change.detach()).square().sum()) for change in changes)) ** 0.5
         for f in self.stack.newest().values():
             total += f.scale**2 * float((in_float64(f.B.T @ f.B) * in_float64(f.A @ f.A.T)).sum())
         return total**0.5
@@ -273,6 +305,8 @@ def train(
 
     `at_epoch` is called after every epoch, with the CPU seconds so far, which leave it out.
     """
+    if row.method == OSF:
+        return _train_full(subject, rate, examples, epochs=epochs, seed=seed, at_epoch=at_epoch)
     began, made, kept = time.process_time(), 0.0, 0
     method = METHODS[row.method]
     subject.open(QV if row.qv else "all-linear")
@@ -340,6 +374,43 @@ def train(
                 evaluating += time.process_time() - now
     stored = sum(4 * (f.A.numel() + f.B.numel()) for f in stack.newest().values())
     return {"stored_bytes": stored, "kept_bytes": kept, "parts": method.definition}
+
+
+def _train_full(
+    subject: Subject,
+    rate: float,
+    examples: Sequence[Encoded],
+    *,
+    epochs: int,
+    seed: int,
+    at_epoch: Callable[[int, Mapping[str, float]], None],
+) -> dict[str, Any]:
+    """Train with PEFT's OSF as `train` trains a block: the same windows, warm-up, and clipping."""
+    began, evaluating, step = time.process_time(), 0.0, 0
+    orders, loss = torch.Generator().manual_seed(seed), loss_named("example_mean")
+    row_tokens = ROW_TOKENS if subject.unpacked is None else None
+    with subject.decomposed() as model:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
+        for epoch in range(1, epochs + 1):
+            model.train()
+            order = torch.randperm(len(examples), generator=orders).tolist()
+            for window in windows(examples, order, size=WINDOW, micro=WINDOW, pad=subject.pad, row_tokens=row_tokens):
+                step += 1
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * min(1.0, step / WARMUP)
+                for batch in window.micro_batches:
+                    with packed(model, batch.layout, batch.kept):
+                        outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+                        loss(outputs.logits, batch, window).backward()
+                torch.nn.utils.clip_grad_norm_(trained, CLIP)
+                optimizer.step()
+                optimizer.zero_grad()
+            now = time.process_time()
+            at_epoch(epoch, {"training": now - began - evaluating, "made": 0.0})
+            evaluating += time.process_time() - now
+        stored = sum(4 * part.weight.numel() for part in model.modules() if hasattr(part, "osf_svd_params"))
+    return {"stored_bytes": stored, "kept_bytes": 0, "parts": OSF}
 
 
 def with_start(method: Any) -> Any:

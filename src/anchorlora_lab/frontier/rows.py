@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PLAIN = "seq-lora"  # the catalog's name of plain LoRA
+OSF = "osf"  # PEFT's, which trains full weights
 RATES = (1e-4, 2e-4, 5e-4, 1e-3)
 
 
@@ -30,7 +31,7 @@ class Row:
     kl: float = 0.0  # weight of the KL divergence to the model before, on its own chats
     token_weights: str | None = None  # the recipe's setting of this name
     weight_decay: float = 0.0  # AdamW's
-    repair: bool = False  # test what PEFT's reduce_intruder_dimension makes of the last epoch, too
+    repair: bool = False  # test only what PEFT's reduce_intruder_dimension makes of the last epoch
 
     @property
     def data(self) -> str:
@@ -57,6 +58,8 @@ ROWS = (
     Row("human-25", human=0.25),
     Row("human-5", human=0.05),
     Row("hard-core", "inc-lora-hard", rates=(5e-4, 1e-3)),
+    Row("plain repaired", rates=(5e-4,), scales=(), repair=True),
+    Row("osf", OSF, rates=(1e-4, 5e-4), scales=()),
     Row("eaft", token_weights="eaft"),
     Row("dft", token_weights="dft"),
     Row("hard-core own-10", "inc-lora-hard", rates=(5e-4, 1e-3), own=0.10, tier=3),
