@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchorlora.adapters import lora_layers
-from anchorlora.errors import UnknownName
+from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora_lab.frontier.bench import BEFORE, append, bench, planned, read_records
 from anchorlora_lab.frontier.engine import RANK, Subject
 from anchorlora_lab.frontier.rows import ROWS, Row
 from anchorlora_lab.frontier.tables import chosen, chosen_rates, difference, frontier_tables, interval, points_of
 
 SKILLS = ("labels", "card")
+SIZES = {"train": 8, "test": 4, "instructions": 2, "facts": 4, "choices": 2, "chats": 2, "passages": 2, "own": 4}
 BITS = st.lists(st.integers(0, 1), min_size=4, max_size=4)
 
 
@@ -172,9 +173,16 @@ def test_runs_go_on_where_they_stopped_and_the_table_tells_them(data, tmp_path, 
         Row("plain repaired", rates=(1e-3,), scales=(), repair=True),
     )
     monkeypatch.setattr("anchorlora_lab.frontier.bench.ROWS", rows)
-    monkeypatch.setattr("anchorlora_lab.frontier.skills.Demand.met", lambda demand, text: 0.0)  # IFEval's checkers fetch words
-    sizes = {"train": 8, "test": 4, "instructions": 2, "facts": 4, "choices": 2, "chats": 2, "passages": 2, "own": 4}
-    options = {"skill_names": ["labels"], "seeds": (1,), "sizes": sizes, "say": lambda _: None}
+    monkeypatch.setattr(
+        "anchorlora_lab.frontier.skills.Demand.met", lambda demand, text: 1.0
+    )  # whatever is said, so that none is told
+    monkeypatch.setattr("anchorlora_lab.frontier.tables.ABOVE_CHANCE", 80)  # of two questions, one is right by chance
+    options = {"skill_names": ["labels"], "seeds": (1,), "sizes": SIZES, "say": lambda _: None}
+    with pytest.raises(
+        InvalidValue, match="instructions 100, facts 0, choice .* % right, none 80 points above chance; give a model"
+    ):
+        bench("embedded:mini", tmp_path / "none", data, **options)
+    monkeypatch.setattr("anchorlora_lab.frontier.measures.fact_score", lambda text, answer: 1.0)  # so that there is an ability
     assert bench("embedded:mini", tmp_path, data, most=1, **options) == 1
     assert bench("embedded:mini", tmp_path, data, **options) == 4
     assert bench("embedded:mini", tmp_path, data, **options) == 0
@@ -197,8 +205,5 @@ def test_runs_go_on_where_they_stopped_and_the_table_tells_them(data, tmp_path, 
     assert max(records[0]["points"][0]["kl"]["chats"]) < 1e-3, "the model before is the model before"
     with pytest.raises(UnknownName, match="no row called 'x'"):
         bench("embedded:mini", tmp_path, data, rows=["x"], **options)
-    for r in records:  # the embedded model knows no facts: as if it did, so that there is something to keep
-        for p in r["points"]:
-            p["old"] = {"facts": [1.0] * 4}
     (table,) = frontier_tables(records[:3], choosing=["labels"])
     assert [row[0].rstrip(" †") for row in table.rows] == ["plain", "own"] or len(table.rows) == 2

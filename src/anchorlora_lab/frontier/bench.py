@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from anchorlora.errors import UnknownName
+from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora_lab.frontier.rows import ROWS, Row
 
 SEEDS = (42, 7, 2026)
@@ -123,6 +123,7 @@ def bench(
     from anchorlora_lab.frontier.engine import Subject
     from anchorlora_lab.frontier.measures import Measures, Sizes
     from anchorlora_lab.frontier.skills import skills
+    from anchorlora_lab.frontier.tables import ABOVE_CHANCE, abilities
 
     torch.set_num_threads(1)
     size = Sizes(**(sizes or {}))
@@ -154,7 +155,14 @@ def bench(
         about = {"id": run.id, "row": run.row.name, "skill": run.skill, "seed": run.seed, "rate": run.rate}
         if run.row.name == BEFORE:
             with subject.scaled(0.0):
-                record = {"points": [{"epoch": 0, "scale": 0.0, "norm": 0.0, **measures.of(skill)}]}
+                point = {"epoch": 0, "scale": 0.0, "norm": 0.0, **measures.of(skill)}
+                record: dict[str, Any] = {"chance": measures.chance(), "points": [point]}
+                if not abilities(record):
+                    known = ", ".join(f"{name} {_percent(values)}" for name, values in point["old"].items())
+                    raise InvalidValue(
+                        f"{model} can do nothing that could be kept: {known} % right, none {ABOVE_CHANCE} points above chance; "
+                        "give a model that can more"
+                    )
         else:
             record = one(subject, measures, run, skill, data)
         settings = {name: value for name, value in asdict(run.row).items() if name not in ("name", "rates", "tier")}

@@ -385,7 +385,7 @@ def _train_full(
     seed: int,
     at_epoch: Callable[[int, Mapping[str, float]], None],
 ) -> dict[str, Any]:
-    """Train with PEFT's OSF as `train` trains a block: the same windows, warm-up, and clipping."""
+    # as `train`: the same windows, warm-up, and clipping
     began, evaluating, step = time.process_time(), 0.0, 0
     orders, loss = torch.Generator().manual_seed(seed), loss_named("example_mean")
     row_tokens = ROW_TOKENS if subject.unpacked is None else None

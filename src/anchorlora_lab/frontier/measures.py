@@ -1,13 +1,11 @@
-"""What a point of the frontier is measured by: the new skill, old abilities, losses and divergences from the model before.
-
-Every example's own value is kept, so that holdout and test are told apart, and flips counted, when tables are made.
-"""
+"""What a point of the frontier is measured by: the new skill, old abilities, losses and divergences from the model before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from anchorlora_lab.frontier.engine import Subject
 from anchorlora_lab.frontier.skills import Skill, choices, fact_score, facts, instructions, passages
 
 DIGITS = 5
+ANSWER = 40  # tokens of an answer to an instruction, at most
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,17 @@ class Measures:
             for answer in answers
         ]
 
+    def chance(self) -> dict[str, float]:
+        """Return what answers have by chance, in percent: those to the other prompts, for instructions; guesses, for choice."""
+        said = self.subject.answers([demand.prompt for demand in self.demands], max_new_tokens=ANSWER)
+        others = [demand.met(text) for i, demand in enumerate(self.demands) for j, text in enumerate(said) if i != j]
+        guessed = [1 / len(answers) for _, answers, _ in self.choices]
+        return {"instructions": round(100 * fmean(others), 1), "choice": round(100 * fmean(guessed), 1)}
+
     def of(self, skill: Skill) -> dict[str, Any]:
         """Measure the model as it is."""
         subject = self.subject
-        said = subject.answers([demand.prompt for demand in self.demands], max_new_tokens=40)
+        said = subject.answers([demand.prompt for demand in self.demands], max_new_tokens=ANSWER)
         old = {"instructions": [demand.met(text) for demand, text in zip(self.demands, said, strict=True)]}
         said = subject.answers([question for question, _ in self.facts], max_new_tokens=12)
         old["facts"] = [fact_score(text, answer) for text, (_, answer) in zip(said, self.facts, strict=True)]

@@ -21,7 +21,7 @@ from anchorlora_lab.report.figures.style import COLORS, LINES, OTHERS, REFERENCE
 PLAIN, BEFORE = "plain", "before"
 SLACK = 0.5  # points of learning that a row may lack of plain LoRA's best
 ABOVE_CHANCE = 10  # points that an ability must have before
-CHANCE = {"choice": 25.0}
+CHANCE = {"choice": 25.0}  # percent; a record of the model before may say more
 DRAWS = 4000
 Values = Sequence[float]
 Setting = tuple[float, int, float]  # rate, epoch, scale
@@ -58,16 +58,22 @@ class Point:
         return 100 * fmean(fmean(values) for values in self.changes.values())
 
 
+def abilities(before: Mapping[str, Any]) -> list[str]:
+    """The old abilities that a model has, by the record of what it was before: those far enough above chance."""
+    chance = CHANCE | before.get("chance", {})
+    old = before["points"][0]["old"]
+    return [name for name, values in old.items() if 100 * fmean(values) >= chance.get(name, 0.0) + ABOVE_CHANCE]
+
+
 def points_of(records: Iterable[Mapping[str, Any]]) -> list[Point]:
     """The points of a model's records; abilities that it did not have before are left out."""
     records = list(records)
-    before = {record["skill"]: record["points"][0] for record in records if record["row"] == BEFORE}
+    before = {record["skill"]: record for record in records if record["row"] == BEFORE}
     points = []
     for record in records:
         if record["row"] == BEFORE or record["skill"] not in before:
             continue
-        old = before[record["skill"]]["old"]
-        there = [name for name, values in old.items() if 100 * fmean(values) >= CHANCE.get(name, 0.0) + ABOVE_CHANCE]
+        old, there = before[record["skill"]]["points"][0]["old"], abilities(before[record["skill"]])
         for point in record["points"]:
             points.append(
                 Point(
