@@ -158,9 +158,9 @@ def bench(
                 point = {"epoch": 0, "scale": 0.0, "norm": 0.0, **measures.of(skill)}
                 record: dict[str, Any] = {"chance": measures.chance(), "points": [point]}
                 if not abilities(record):
-                    known = ", ".join(f"{name} {_percent(values)}" for name, values in point["old"].items())
+                    said = ", ".join(f"{name} {_percent(values)}" for name, values in point["old"].items())
                     raise InvalidValue(
-                        f"{model} can do nothing that could be kept: {known} % right, none {ABOVE_CHANCE} points above chance; "
+                        f"{model} can do nothing that could be kept: {said} % right, none {ABOVE_CHANCE} points above chance; "
                         "give a model that can more"
                     )
         else:
