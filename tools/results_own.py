@@ -157,19 +157,28 @@ def differences(found: Found, ones: Sequence[str]) -> str:
     return tabulate(rows, ("AA against", "pairs", *ones), tablefmt="github", disable_numparse=True)
 
 
-def at_best_rates() -> Found:
+def at_best_rates(tests: str = "rates/test") -> Found:
     """What benchmarks/best_rates.py wrote: each row at the rate that a holdout chose, which its name has."""
     found: Found = {}
-    for place in sorted((RESULTS / "rates/test").glob("*")):
+    for place in sorted((RESULTS / tests).glob("*")):
         for run in find_runs([place]):
             rate = run.setting("training", "learning_rate")
             found.setdefault(f"{ROWS_AT_RATES.get(place.name, place.name)}, {rate:.0e}", {})[tuple(run.order), run.seed] = run
     return found
 
 
-def differences_at_best_rates() -> str:
+def on_real_text_at_best_rates() -> Found:
+    """The same on real text, over the orders and seeds that all rows have; a row whose rate is 1e-3 has the runs of real/grid."""
+    found, stored = at_best_rates("rates/real-test"), runs_in("real/grid")
+    for place in sorted((RESULTS / "rates/real-holdout").glob("*")):
+        if not (RESULTS / "rates/real-test" / place.name).is_dir():
+            found[f"{place.name}, 1e-03"] = stored[place.name]
+    places = set.intersection(*map(set, found.values()))
+    return {name: {place: run for place, run in runs.items() if place in places} for name, runs in found.items()}
+
+
+def differences_at_best_rates(found: Found) -> str:
     """AA of fold-64 less that of every other row, each at its best rate."""
-    found = at_best_rates()
     return differences(found, [name for name in found if name.startswith("fold-64")])
 
 
@@ -287,19 +296,22 @@ def long_tasks() -> str:
     return tabulate(rows, ("task", "majority label", *names), tablefmt="github", disable_numparse=True)
 
 
-SMOLLM2 = "[SmolLM2-135M](docs/lab/results-real.md#standard-cl-on-smollm2-135m-the-official-tasks-learned)"
 
 
 def real_in_words() -> str:
-    """What four methods reach on real text with two base models, over the orders and seeds that all of them have."""
-    said = []
-    for folder, fold in (("real/grid", "fold-64"), ("smollm2/grid", "fold-16")):
-        names = ("seq-lora", "o-lora-hard", "sensitive-core", fold)
-        found = runs_in(folder)
-        places = set.intersection(*(set(found[name]) for name in names))
-        ends = [f"`{name}` {mean([found[name][place].record.scores.AA for place in places]):.0f} %" for name in names]
-        said.append(f"{', '.join(ends[:-1])}, and {ends[-1]} (AA, {len(places)} run{'s' * (len(places) > 1)} each)")
-    return f"{said[0]}. On Standard CL with {SMOLLM2}: {said[1]}."
+    """What four methods reach on real text at one rate, and with replay at the best rate of each, over the places that all have."""
+    names = ("seq-lora", "o-lora-hard", "sensitive-core", "fold-64")
+    found = runs_in("real/grid")
+    places = set.intersection(*(set(found[name]) for name in names))
+    ends = [f"`{name}` {mean([found[name][place].record.scores.AA for place in places]):.0f} %" for name in names]
+    best = {name.rpartition(", ")[0]: runs for name, runs in on_real_text_at_best_rates().items()}
+    tuned = {name: f"{mean([run.record.scores.AA for run in runs.values()]):.0f}" for name, runs in best.items()}
+    numbers = ", ".join(tuned[name] for name in names)
+    return (
+        f"{', '.join(ends[:-1])}, and {ends[-1]} (AA at one rate, {len(places)} runs each); [each at its best]"
+        f"(docs/lab/own-methods.md#on-real-text): {numbers}, and replay of 25 % {tuned['replay, 25 %']} "
+        f"({len(best['fold-64'])} runs each)."
+    )
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -311,7 +323,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "controls": lambda: means(runs_in(*CONTROLS)),
     "controls-pairs": lambda: differences(runs_in(*CONTROLS), LED),
     "rates": lambda: means(at_best_rates()),
-    "rates-pairs": differences_at_best_rates,
+    "rates-pairs": lambda: differences_at_best_rates(at_best_rates()),
+    "real-rates": lambda: means(on_real_text_at_best_rates()),
+    "real-rates-pairs": lambda: differences_at_best_rates(on_real_text_at_best_rates()),
     "neighbors": lambda: means(with_neighbors()),
     "neighbors-pairs": lambda: differences(with_neighbors(), LED_BESIDE_NEIGHBORS),
     "ablation": lambda: means({n: r for n, r in runs_in("beyond/grid", "beyond/ablation").items() if n.startswith("fold-16")}),
