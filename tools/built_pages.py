@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from tabulate import tabulate
 
@@ -27,7 +28,17 @@ from anchorlora.data.forms import FORMS
 from anchorlora.recipes import standard_cl
 from anchorlora.train.request import default_recipe
 from anchorlora_lab.frontier.bench import read_records
-from anchorlora_lab.frontier.tables import Cluster, Difference, Point, difference, frontier_tables, picture, points_of, spanned
+from anchorlora_lab.frontier.tables import (
+    PLAIN,
+    Cluster,
+    Difference,
+    Point,
+    difference,
+    frontier_tables,
+    picture,
+    points_of,
+    spanned,
+)
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.figures.style import as_bytes
 
@@ -109,6 +120,29 @@ def frontier_beside_rivals(model: str, *rivals: str) -> str:
     return f"{grid}\n\nSkills and seeds: {named}. All examples of each; points with 95 % intervals over clusters and examples.\n"
 
 
+def frontier_beside_rates(model: str) -> str:
+    """Plain LoRA at every rate and epoch, and what fold-16 at 5e-4 after two epochs learns and keeps more, on what all have."""
+    points = points_of(read_records(FRONTIER / model))
+    rows: dict[Any, dict[Cluster, Point]] = {(p.row, *p.setting): {} for p in points if p.row == PLAIN and p.setting[2] == 1} | {
+        ("fold-16", 5e-4, 2, 1): {}
+    }
+    for p in points:
+        if (place := (p.row, *p.setting)) in rows:
+            rows[place][p.cluster] = p
+    shared = sorted(set.intersection(*map(set, rows.values())))
+    ours = [rows["fold-16", 5e-4, 2, 1][cluster] for cluster in shared]
+    table = []
+    for (name, rate, epoch, _), by in sorted(rows.items(), reverse=True):
+        own = [by[cluster] for cluster in shared]
+        more = difference(list(zip(ours, own, strict=True)))
+        spans = [spanned(more.learned, more.learned_interval), spanned(more.kept, more.kept_interval)]
+        means = [f"{fmean(p.learned for p in own):.1f}", f"{fmean(p.kept for p in own):+.1f}"]
+        table.append([name, f"{rate:g}", str(epoch), *means, *(spans if name == PLAIN else ["", ""])])
+    heads = ["row", "rate", "epochs", "new", "kept", "fold-16 learns more by", "fold-16 keeps more by"]
+    grid = tabulate(table, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
+    return f"{grid}\n\nSkills and seeds: {', '.join(f'{skill} {seed}' for skill, seed in shared)}.\n"
+
+
 def table_of_forms() -> str:
     """The forms of rows: their columns, and what is learned."""
     lines = ["| columns | what is learned |", "|---|---|"]
@@ -148,6 +182,7 @@ REGIONS: dict[str, Callable[..., str]] = {
     "forms": table_of_forms,
     "frontier-in-words": frontier_in_words,
     "frontier-rivals": frontier_beside_rivals,
+    "frontier-rates": frontier_beside_rates,
     "fields": table_of_fields,
     "frontier": frontier,
     **results_own.TABLES,

@@ -227,10 +227,12 @@ def price() -> str:
     heads = ["right answers, %", "new skill", *abilities.values(), "CPU minutes", "peak memory, GB"]
     table = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
     skills, old = list(dict.fromkeys(skill for skill, _ in clusters)), list(abilities)
+    chance = next(r["chance"] for r in read_records(ROOT / "results/frontier/smollm2") if r["row"] == "before")
     return (
         f"{table}\n\nSmolLM2-135M-Instruct; means over {len(clusters)} runs (minutes and memory over {len(TIMED)}), "
         "each of 192 chats of a new skill "
-        f"({', '.join(SKILLS[skill] for skill in skills)}); 40 new and 90 old test examples.\n"
+        f"({', '.join(SKILLS[skill] for skill in skills)}); 40 new and 90 old test examples. "
+        f"By chance, {chance['instructions']:.0f} % of instructions and {chance['choice']:.0f} % of choices are right.\n"
         f"95 % intervals: the command learns {between('plain', ['new'])} points against plain LoRA and keeps "
         f"{between('plain', old)}; old abilities moved by {between('before', old)}.\n"
         "The method was chosen on topics and cards with seed 42; the others chose nothing.\n"

@@ -296,8 +296,6 @@ def long_tasks() -> str:
     return tabulate(rows, ("task", "majority label", *names), tablefmt="github", disable_numparse=True)
 
 
-
-
 def real_in_words() -> str:
     """What four methods reach on real text at one rate, and with replay at the best rate of each, over the places that all have."""
     names = ("seq-lora", "o-lora-hard", "sensitive-core", "fold-64")
