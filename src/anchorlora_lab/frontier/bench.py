@@ -160,8 +160,8 @@ def bench(
                 if not abilities(record):
                     said = ", ".join(f"{name} {_percent(values)}" for name, values in point["old"].items())
                     raise InvalidValue(
-                        f"{model} can do nothing that could be kept: {said} % right, none {ABOVE_CHANCE} points above chance; "
-                        "give a model that can more"
+                        f"{model} has no ability to keep: {said} % right, none {ABOVE_CHANCE} points above chance; "
+                        "give a model that can do more"
                     )
         else:
             record = one(subject, measures, run, skill, data)
