@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from filelock import FileLock
 from peft import OSFConfig, get_peft_model
-from peft.tuners.lora.intruders import reduce_intruder_dimension
 from torch import Tensor
 
 from anchorlora.adapters import AdapterStack, lora_layers
@@ -33,6 +32,7 @@ from anchorlora.continual.losses import ExampleLosses
 from anchorlora.data import Encoded, Example, read_samples
 from anchorlora.data.templates import rendered
 from anchorlora.devices import in_float64
+from anchorlora.errors import MissingExtra
 from anchorlora.features import read_cores
 from anchorlora.features.files import read_tensors
 from anchorlora.methods import METHODS
@@ -118,6 +118,8 @@ class Subject:
         base = self.stack.model.unload()
         base.requires_grad_(False)
         self.full = get_peft_model(base, OSFConfig(target_modules="all-linear"))
+        if not any(hasattr(part, "_osf_U_low_init") for part in self.full.modules()):
+            raise MissingExtra(f"the row {OSF} needs PEFT 0.21 or later, which keeps the model's weights: pip install -U peft")
         try:
             yield self.full
         finally:
@@ -126,6 +128,8 @@ class Subject:
 
     def repair(self) -> None:
         """Replace the block by what PEFT's reduce_intruder_dimension makes of it."""
+        from peft.tuners.lora.intruders import reduce_intruder_dimension  # not in the oldest version that the library takes
+
         reduce_intruder_dimension(self.model, "default", "repaired", logging_sink=None)
         with torch.no_grad():
             for layer in lora_layers(self.model).values():
