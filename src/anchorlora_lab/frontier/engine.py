@@ -345,31 +345,17 @@ def train(
         constraints.append(OwnTextDivergence(subject, chats, row.kl))
     optimizer = torch.optim.AdamW(method.plan.param_groups(stack), lr=rate, weight_decay=row.weight_decay)
     steps = -(-len(examples) // WINDOW)
-    orders = torch.Generator().manual_seed(seed)
 
     def rehearsed(done: int, start: int, end: int) -> Sequence[Encoded]:
         share, rows = mixed
         return [rows[i % len(rows)] for i in range(int(share * (done + start)), int(share * (done + end)))]
-
-    def all_windows() -> Iterator[Window]:
-        for epoch in range(epochs):
-            order = torch.randperm(len(examples), generator=orders).tolist()
-            yield from windows(
-                examples,
-                order,
-                size=WINDOW,
-                micro=WINDOW,
-                pad=subject.pad,
-                rehearsed=partial(rehearsed, epoch * len(examples)),
-                row_tokens=ROW_TOKENS if subject.unpacked is None else None,
-            )
 
     accelerator = accelerator_on(subject.device)
     torch.manual_seed(seed)
     learner = Learner(subject.model, accelerator.prepare_optimizer(optimizer), anchor, constraints, accelerator)
     rules = Rules(loss_named("example_mean", row.token_weights), clip_norm=CLIP, rate=lambda step: min(1.0, step / WARMUP))
     with learning(learner, rules) as training:
-        for step, window in enumerate(all_windows(), 1):
+        for step, window in enumerate(_windows(subject, examples, epochs, seed, rehearsed), 1):
             training.step(window)
             if step % steps == 0:
                 now = time.process_time()
@@ -378,6 +364,20 @@ def train(
                 evaluating += time.process_time() - now
     stored = sum(4 * (f.A.numel() + f.B.numel()) for f in stack.newest().values())
     return {"stored_bytes": stored, "kept_bytes": kept, "parts": method.definition}
+
+
+def _windows(
+    subject: Subject,
+    examples: Sequence[Encoded],
+    epochs: int,
+    seed: int,
+    rehearsed: Callable[..., Any] = lambda *_: (),
+) -> Iterator[Window]:
+    orders, row_tokens = torch.Generator().manual_seed(seed), ROW_TOKENS if subject.unpacked is None else None
+    for epoch in range(epochs):
+        order = torch.randperm(len(examples), generator=orders).tolist()
+        mixed = partial(rehearsed, epoch * len(examples))
+        yield from windows(examples, order, size=WINDOW, micro=WINDOW, pad=subject.pad, rehearsed=mixed, row_tokens=row_tokens)
 
 
 def _train_full(
@@ -390,29 +390,26 @@ def _train_full(
     at_epoch: Callable[[int, Mapping[str, float]], None],
 ) -> dict[str, Any]:
     # as `train`: the same windows, warm-up, and clipping
-    began, evaluating, step = time.process_time(), 0.0, 0
-    orders, loss = torch.Generator().manual_seed(seed), loss_named("example_mean")
-    row_tokens = ROW_TOKENS if subject.unpacked is None else None
+    began, evaluating, steps, loss = time.process_time(), 0.0, -(-len(examples) // WINDOW), loss_named("example_mean")
     with subject.decomposed() as model:
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
-        for epoch in range(1, epochs + 1):
-            model.train()
-            order = torch.randperm(len(examples), generator=orders).tolist()
-            for window in windows(examples, order, size=WINDOW, micro=WINDOW, pad=subject.pad, row_tokens=row_tokens):
-                step += 1
-                for group in optimizer.param_groups:
-                    group["lr"] = rate * min(1.0, step / WARMUP)
-                for batch in window.micro_batches:
-                    with packed(model, batch.layout, batch.kept):
-                        outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
-                        loss(outputs.logits, batch, window).backward()
-                torch.nn.utils.clip_grad_norm_(trained, CLIP)
-                optimizer.step()
-                optimizer.zero_grad()
-            now = time.process_time()
-            at_epoch(epoch, {"training": now - began - evaluating, "made": 0.0})
-            evaluating += time.process_time() - now
+        model.train()
+        for step, window in enumerate(_windows(subject, examples, epochs, seed), 1):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * min(1.0, step / WARMUP)
+            for batch in window.micro_batches:
+                with packed(model, batch.layout, batch.kept):
+                    outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+                    loss(outputs.logits, batch, window).backward()
+            torch.nn.utils.clip_grad_norm_(trained, CLIP)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step % steps == 0:
+                now = time.process_time()
+                at_epoch(step // steps, {"training": now - began - evaluating, "made": 0.0})
+                model.train()
+                evaluating += time.process_time() - now
         stored = sum(4 * part.weight.numel() for part in model.modules() if hasattr(part, "osf_svd_params"))
     return {"stored_bytes": stored, "kept_bytes": 0, "parts": OSF}
 
