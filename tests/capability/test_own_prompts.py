@@ -2,11 +2,12 @@
 
 import copy
 import json
+import shutil
 import sys
 from types import SimpleNamespace
 
 import pytest
-from transformers import PretrainedConfig
+from transformers import AutoTokenizer, PretrainedConfig
 
 import mmlu_folder
 from anchorlora.adapters import attach
@@ -63,7 +64,7 @@ def ask(tmp_path):
     def ask(folder, rows, *, tasks=(), **changes):
         path = tmp_path / "mine.jsonl"
         path.write_text(rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows))
-        settings = {"force": True, **{name: changes.pop(name) for name in ("force", "watch") if name in changes}}
+        settings = {"force": True, **{name: changes.pop(name) for name in ("force", "watch", "model") if name in changes}}
         return evaluate(folder, Questions(tasks, prompts=path, **changes), cache=tmp_path / "cache", **settings)
 
     return ask
@@ -132,6 +133,22 @@ def test_base_answers_are_kept_and_asked_again_when_a_prompt_or_an_answer_is_ano
     (tmp_path / "moved").mkdir()
     assert (tmp_path / "mine.jsonl").rename(tmp_path / "moved/mine.jsonl")
     assert ask(adapter, rows, force=False, apply_chat_template=True).n == 1
+
+
+def test_another_template_beside_the_adapter_or_the_model_is_another_request(adapter, ask, tmp_path, model):
+    mine = shutil.copytree(model, tmp_path / "mine")
+    given = {"model": str(mine), "force": False}
+    for folder in (adapter, mine):
+        AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    assert ask(adapter, [CHAT], **given) == ask(adapter, [CHAT], **given)
+    for folder, which in ((adapter, "files: "), (mine, "files of the model: ")):
+        template = folder / "chat_template.jinja"
+        before = template.read_text()
+        template.write_text(f"{before}!")
+        with pytest.raises(ValueError, match=f"answers another request .*{which}"):
+            ask(adapter, [CHAT], **given)
+        template.write_text(before)
+    assert ask(adapter, [CHAT], **given).n == 1
 
 
 def test_chats_go_through_the_template_and_plain_prompts_only_if_asked(adapter, ask, monkeypatch):

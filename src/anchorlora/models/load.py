@@ -40,6 +40,7 @@ from anchorlora.store.adapter_config import CONFIG_FILE
 from anchorlora.store.seal import sha256
 
 WEIGHTS = "*.safetensors"
+TEMPLATES = ("*.jinja", "additional_chat_templates/*.jinja")  # of chats
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,10 +349,8 @@ def dtype_of(settings: BaseModelSettings) -> torch.dtype:
 
 def file_hashes(folder: Path, settings: BaseModelSettings) -> dict[str, str]:
     """Return the SHA-256 of each weight, configuration and tokenizer file of a model, and of code that is run."""
-    code, hashes = ("*.py",) if settings.trust_remote_code else (), {}
-    for path in sorted(p for pattern in (WEIGHTS, "*.json", "*.model", "*.txt", *code) for p in folder.glob(pattern)):
-        hashes[path.name] = sha256(path)
-    return hashes
+    read = (WEIGHTS, "*.json", "*.model", "*.txt", *TEMPLATES, *(("*.py",) if settings.trust_remote_code else ()))
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(p for each in read for p in folder.glob(each))}
 
 
 def _fingerprint(hashes: dict[str, str]) -> str:

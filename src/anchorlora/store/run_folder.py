@@ -36,7 +36,8 @@ TASK_FILES = (*(f"{ADAPTER}/{name}" for name in ADAPTER_FILES), CORES_FILE, PRED
 LEFT_OVER = (f".{CONFIG_FILE}.tmp", f".{LOG_FILE}.tmp", f".{RECORD_FILE}.tmp", "state/.*.tmp")
 REMEDY = f"put it back, or call the run again, without {RECORD_FILE} if it has one"
 # what is read beside a published adapter if it is there; `eval` writes eval.json there, and people a README
-READ = ("*.safetensors", "*.bin", "*.jinja", "*.model", "*.txt", "*token*.json", "vocab.json")
+TOKENIZER = ("*.jinja", "*.model", "*.txt", "*token*.json", "vocab.json")
+READ = ("*.safetensors", "*.bin", *TOKENIZER)
 
 
 @dataclass(frozen=True)

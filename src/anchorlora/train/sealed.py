@@ -17,7 +17,7 @@ from anchorlora import embedded
 from anchorlora.config import differences
 from anchorlora.data.sources import TextTaskList
 from anchorlora.errors import InvalidValue
-from anchorlora.models.load import commit_of, tokenizer_of
+from anchorlora.models.load import TEMPLATES, commit_of, tokenizer_of
 from anchorlora.models.tokenizer import reads_clock
 from anchorlora.paths import expanded
 from anchorlora.runs.record import now
@@ -38,8 +38,8 @@ from anchorlora.train.kept import ROWS
 from anchorlora.train.request import SELF, SkillRequest, asked_by
 
 OF_A_MODEL = (
-    *("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"),
-    "additional_chat_templates/*.jinja",
+    *("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.model", "*.txt", "*.tiktoken", "*.py"),
+    *TEMPLATES,
 )
 
 REQUEST, TASKS = "request.yaml", "tasks.yaml"

@@ -173,7 +173,7 @@ class Evaluation(FilePart):
     tasks: list[TaskChange]
     prompts: FlippedPrompts | None  # the user's prompts whose answers changed; null if none were asked
     cut: int  # inputs that were cut
-    files: dict[str, str]  # local file or folder that questions came from -> SHA-256
+    files: dict[str, str]  # local file or folder that questions came from, or of the adapter's tokenizer -> SHA-256
     base_model: ModelFacts
     adapter_sha256: str
     versions: dict[str, str]  # library -> version

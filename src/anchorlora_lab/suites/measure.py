@@ -29,12 +29,14 @@ from anchorlora.config import BaseModelSettings
 from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue, MissingExtra
 from anchorlora.models.load import LoadedModel, ends_of, fingerprint_of, load_base_model, tokenizer_of
+from anchorlora.models.tokenizer import TOKENIZER_CONFIG
 from anchorlora.models.trust import asked_for
 from anchorlora.paths import expanded
 from anchorlora.store.adapter_config import adapter_sha256
 from anchorlora.store.artifact import artifact_in
 from anchorlora.store.files import write_text
 from anchorlora.store.json import FilePart, read_file
+from anchorlora.store.run_folder import TOKENIZER
 from anchorlora.store.seal import sha256
 from anchorlora_lab.suites import mmlu
 from anchorlora_lab.suites.evaluation import EVAL_FILE, PROMPTS, Evaluation, Measured, ModelFacts, Score, read_evaluation, total
@@ -60,6 +62,14 @@ class Subject:
         """Hash of the adapter's files."""
         return adapter_sha256(self.adapter)
 
+    @property
+    def tokenizer_files(self) -> dict[str, str]:
+        """SHA-256 of each file of a tokenizer beside the adapter, and of a chat template that was named."""
+        own = (self.adapter / TOKENIZER_CONFIG).is_file()
+        found = {f"adapter/{p.name}": sha256(p) for each in TOKENIZER for p in self.adapter.glob(each) if own}
+        named = self.base_model.chat_template
+        return found | ({str(named): sha256(expanded(named))} if named else {})
+
 
 def evaluate(
     folder: Path,
@@ -77,7 +87,7 @@ def evaluate(
     wherever possible.
     """
     subject = subject_of(folder, model=model, trust_remote_code=trust_remote_code)
-    local = _local(questions)
+    local = _local(questions, subject)
     place = subject.home / EVAL_FILE
     if place.exists() and not force:
         return _same_request(place, subject, questions, local)
@@ -95,7 +105,7 @@ class Local:
 
     rows: mmlu.Mmlu | None  # MMLU's rows, if they come from a folder
     prompts: OwnPrompts | None
-    files: Mapping[str, str]  # name -> SHA-256 of each folder and file that was named
+    files: Mapping[str, str]  # name -> SHA-256 of each folder and file that was named, and of the adapter's tokenizer
 
 
 def _measure(subject: Subject, questions: Questions, local: Local, cache: Path, watch: Any) -> Evaluation:
@@ -161,7 +171,7 @@ def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str
     return Subject(folder, found.adapter, settings, found.record.base_model.sha256 if found.record else None)
 
 
-def _local(questions: Questions) -> Local:
+def _local(questions: Questions, subject: Subject) -> Local:
     if questions.data is not None and mmlu.NAME not in questions.tasks:
         raise InvalidValue(
             f"--data takes the rows of {mmlu.NAME} from a folder, and the task is {questions.name}; add {mmlu.NAME}, or leave out "
@@ -169,7 +179,7 @@ def _local(questions: Questions) -> Local:
         )
     rows = mmlu.read_mmlu(expanded(questions.data)) if questions.data else None
     prompts = read_prompts(questions.prompts) if questions.prompts else None
-    files = {mmlu.NAME: rows.sha256} if rows else {}
+    files = subject.tokenizer_files | ({mmlu.NAME: rows.sha256} if rows else {})
     own = [place for place in map(expanded, filter(is_file, questions.tasks)) if place.is_file()]
     names = Counter(place.name for place in own)
     files |= {place.name if names[place.name] == 1 else str(place): sha256(place) for place in own}
