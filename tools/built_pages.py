@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from tabulate import tabulate
 
@@ -45,7 +44,8 @@ from anchorlora_lab.report.figures.style import as_bytes
 ROOT = Path(__file__).parents[1]
 README, PACKAGE, FIGURE = ROOT / "README.md", ROOT / "docs/package.md", ROOT / "docs/figures/mini-stages.svg"
 FRONTIER, CHOOSING = ROOT / "results/frontier", ("labels", "card")
-At = tuple[str, int, float]  # row, epoch, scale
+FOLD, RATE = "fold-16", 5e-4  # what other rows stand beside, and its rate
+At = tuple[str, float, int, float]  # row, rate, epoch, scale
 
 
 def frontier_in_words() -> str:
@@ -63,8 +63,8 @@ def frontier_in_words() -> str:
     heads = ["SmolLM2-135M-Instruct", "new skill, %", "change of old abilities, points"]
     grid = tabulate(lines, heads, tablefmt="github", disable_numparse=True, colalign=("left", "right", "right"))
     counts = [rows[name][3] for name in known]
-    rivals = {name: at_one_rate("gemma3", name) for name in ("own-10", "kl-own")}
-    more = [less[name, 2, 1] for name, (_, _, less) in rivals.items()]
+    rivals = {name: beside_fold("gemma3", *at_one_rate(name)) for name in ("own-10", "kl-own")}
+    more = [less[name, RATE, 2, 1] for name, (_, _, less) in rivals.items()]
     spans = " and ".join(spanned(difference.kept, difference.kept_interval).replace("+", "") for difference in more)
     pairs = " and ".join(str(len(shared)) for shared, *_ in rivals.values())
     return (
@@ -87,60 +87,60 @@ def frontier(model: str) -> str:
     return "\n".join(parts)
 
 
-def at_one_rate(model: str, *rivals: str) -> tuple[list[Cluster], dict[At, list[Point]], dict[At, Difference]]:
-    """Rivals and fold-16 at one rate, after each epoch, on all that they share, and what fold-16 has more: no setting is chosen."""
-    points = [p for p in points_of(read_records(FRONTIER / model)) if p.setting[0] == 5e-4]
-    scales = dict.fromkeys(rivals, (1, 0.7)) | {"fold-16": (1,)}
-    keys = [(name, epoch, scale) for epoch in (1, 2) for name, own in scales.items() for scale in (own if epoch == 2 else (1,))]
-    rows = {key: {p.cluster: p for p in points if (p.row, *p.setting[1:]) == key} for key in keys}
-    shared = sorted(set.intersection(*map(set, rows.values())))
-    members = {key: [of[cluster] for cluster in shared] for key, of in rows.items()}
-    less = {key: difference(list(zip(members["fold-16", key[1], 1], own, strict=True))) for key, own in members.items()}
-    return shared, members, less
+def beside_fold(model: str, *rows: At, last: bool = False) -> tuple[list[Cluster], dict[At, list[Point]], dict[At, Difference]]:
+    """Rows and fold-16, each at one setting, on what they share; and what fold-16 has more after as many epochs, or after two."""
+    fold = {at: (FOLD, RATE, 2 if last else at[2], 1) for at in rows}
+    by: dict[At, dict[Cluster, Point]] = {at: {} for at in sorted({*rows, *fold.values()}, key=lambda at: (at[0] == FOLD, at))}
+    for p in points_of(read_records(FRONTIER / model)):
+        if (at := (p.row, *p.setting)) in by:
+            by[at][p.cluster] = p
+    shared = sorted(set.intersection(*map(set, by.values())))
+    members = {at: [points[cluster] for cluster in shared] for at, points in by.items()}
+    return shared, members, {at: difference(list(zip(members[fold[at]], members[at], strict=True))) for at in rows}
+
+
+def table_beside_fold(model: str, *rows: At, last: bool = False) -> str:
+    """The table of `beside_fold`; two pairs of a skill and a seed have no interval."""
+    shared, members, less = beside_fold(model, *rows, last=last)
+    heads = ["row", "rate", "epochs", "scale", "new", "kept", "KL own", "CPU s", "fold-16 learns more by", "fold-16 keeps more by"]
+    table = []
+    for at, points in members.items():
+        means = fmean(p.learned for p in points), fmean(p.kept for p in points), fmean(p.kl["chats"] for p in points)
+        numbers = "{:g} {} {:g} {:.1f} {:+.1f} {:.3f} {:.0f}".format(*at[1:], *means, fmean(p.seconds for p in points)).split()
+        spans = [(less[at].learned, less[at].learned_interval), (less[at].kept, less[at].kept_interval)] if at in less else []
+        more = [spanned(*span) if len(shared) > 2 else f"{span[0]:+.1f}" for span in spans]
+        table.append([at[0], *numbers, *(more or ["", ""])])
+    grid = tabulate(table, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 9))
+    named = ", ".join(f"{skill} {seed}" for skill, seed in shared)
+    told = "points with 95 % intervals over clusters and examples" if len(shared) > 2 else "points, too few pairs for an interval"
+    return f"{grid}\n\nSkills and seeds: {named}. All examples of each; {told}.\n"
+
+
+def at_one_rate(*rivals: str) -> list[At]:
+    """Rivals at fold-16's rate, after each epoch, and scaled after the last: no setting is chosen."""
+    return [(name, RATE, epoch, scale) for name in rivals for epoch, scale in ((1, 1), (2, 0.7), (2, 1))]
 
 
 def frontier_beside_rivals(model: str, *rivals: str) -> str:
-    """The table of `at_one_rate`."""
-    shared, members, less = at_one_rate(model, *rivals)
-    table = []
-    for (name, epoch, scale), points in members.items():
-        more = less[name, epoch, scale]
-        spans = [spanned(more.learned, more.learned_interval), spanned(more.kept, more.kept_interval)]
-        means = [
-            fmean(p.learned for p in points),
-            fmean(p.kept for p in points),
-            fmean(p.kl["chats"] for p in points),
-            fmean(p.seconds for p in points),
-        ]
-        numbers = "{:.1f} {:+.1f} {:.3f} {:.0f}".format(*means).split()
-        table.append([name, str(epoch), f"{scale:g}", *numbers, *(spans if name != "fold-16" else ["", ""])])
-    heads = ["row", "epochs", "scale", "new", "kept", "KL own", "CPU s", "fold-16 learns more by", "fold-16 keeps more by"]
-    named = ", ".join(f"{skill} {seed}" for skill, seed in shared)
-    grid = tabulate(table, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 8))
-    return f"{grid}\n\nSkills and seeds: {named}. All examples of each; points with 95 % intervals over clusters and examples.\n"
+    """Rivals beside fold-16 at one rate."""
+    return table_beside_fold(model, *at_one_rate(*rivals))
 
 
 def frontier_beside_rates(model: str) -> str:
-    """Plain LoRA at every rate and epoch, and what fold-16 at 5e-4 after two epochs learns and keeps more, on what all have."""
+    """Plain LoRA at every rate, whole and scaled by 0.7, beside fold-16 after two epochs."""
     points = points_of(read_records(FRONTIER / model))
-    rows: dict[Any, dict[Cluster, Point]] = {(p.row, *p.setting): {} for p in points if p.row == PLAIN and p.setting[2] == 1} | {
-        ("fold-16", 5e-4, 2, 1): {}
-    }
-    for p in points:
-        if (place := (p.row, *p.setting)) in rows:
-            rows[place][p.cluster] = p
-    shared = sorted(set.intersection(*map(set, rows.values())))
-    ours = [rows["fold-16", 5e-4, 2, 1][cluster] for cluster in shared]
-    table = []
-    for (name, rate, epoch, _), by in sorted(rows.items(), reverse=True):
-        own = [by[cluster] for cluster in shared]
-        more = difference(list(zip(ours, own, strict=True)))
-        spans = [spanned(more.learned, more.learned_interval), spanned(more.kept, more.kept_interval)]
-        means = [f"{fmean(p.learned for p in own):.1f}", f"{fmean(p.kept for p in own):+.1f}"]
-        table.append([name, f"{rate:g}", str(epoch), *means, *(spans if name == PLAIN else ["", ""])])
-    heads = ["row", "rate", "epochs", "new", "kept", "fold-16 learns more by", "fold-16 keeps more by"]
-    grid = tabulate(table, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
-    return f"{grid}\n\nSkills and seeds: {', '.join(f'{skill} {seed}' for skill, seed in shared)}.\n"
+    rows = {(p.row, *p.setting) for p in points if p.row == PLAIN and p.setting[2] in (1, 0.7)}
+    return table_beside_fold(model, *rows, last=True)
+
+
+def frontier_of_two(model: str) -> str:
+    """Every row beside fold-16 after two epochs on the skills that choose, one seed, at its rate or, without it, at all."""
+    there: dict[At, set[Cluster]] = {}
+    for p in points_of(read_records(FRONTIER / model)):
+        if p.setting[1:] == (2, 1) and p.cluster in (two := {(skill, 42) for skill in CHOOSING}) and p.row != FOLD:
+            there.setdefault((p.row, *p.setting), set()).add(p.cluster)
+    whole = [at for at, clusters in there.items() if clusters == two]
+    return table_beside_fold(model, *(at for at in whole if at[1] == RATE or (at[0], RATE, 2, 1) not in whole))
 
 
 def table_of_forms() -> str:
@@ -183,6 +183,7 @@ REGIONS: dict[str, Callable[..., str]] = {
     "frontier-in-words": frontier_in_words,
     "frontier-rivals": frontier_beside_rivals,
     "frontier-rates": frontier_beside_rates,
+    "frontier-of-two": frontier_of_two,
     "fields": table_of_fields,
     "frontier": frontier,
     **results_own.TABLES,

@@ -15,7 +15,7 @@ from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora_lab.frontier.bench import BEFORE, append, bench, planned, read_records
 from anchorlora_lab.frontier.engine import RANK, Subject
 from anchorlora_lab.frontier.rows import ROWS, Row
-from anchorlora_lab.frontier.tables import chosen, chosen_rates, difference, frontier_tables, interval, points_of
+from anchorlora_lab.frontier.tables import chosen, chosen_rates, difference, frontier_tables, interval, picture, points_of
 
 SKILLS = ("labels", "card")
 SIZES = {"train": 8, "test": 4, "instructions": 2, "facts": 4, "choices": 2, "chats": 2, "passages": 2, "own": 4}
@@ -66,6 +66,18 @@ def test_rows_that_learn_too_little_or_ran_on_fewer_pairs_are_not_ranked():
     (table,) = frontier_tables(records, choosing=["labels"])
     assert sorted(row[0] for row in table.rows) == ["alike", "few", "idle †", "plain"]
     assert {table.rows[i][0] for i, _ in table.marked} == {"alike", "plain"}
+
+
+def test_the_picture_joins_what_nothing_of_a_row_beats_over_the_pairs_that_most_rows_have():
+    records = [record(BEFORE, skill, 1, 0.0, {(0, 0.0): ([0] * 4, [1] * 4)}) for skill in SKILLS]
+    at = {(1, 1.0): ([1, 1, 1, 1], [1, 0, 0, 0]), (2, 1.0): ([1, 1, 0, 0], [1, 1, 0, 0]), (2, 0.5): ([1, 0, 0, 0], [1, 0, 0, 0])}
+    records += [record(row, skill, 1, 1e-3, at) for row, skill in product(("plain", "alike"), SKILLS)]
+    records += [record("few", SKILLS[0], 1, 1e-3, at)]
+    (axes,) = picture(records).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["plain", "alike"]
+    points, line = axes.get_lines()[:2]
+    assert sorted(zip(*points.get_data(), strict=True)) == [(25, -75), (50, -50), (100, -75)]
+    assert list(zip(*line.get_data(), strict=True)) == [(50, -50), (100, -75)]
 
 
 @given(benches())

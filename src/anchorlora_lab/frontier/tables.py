@@ -1,8 +1,7 @@
 """From records to the frontier's table: each row's setting by the log's rule of 2026-11-25, and what it gives on the rest.
 
-Even places of every list of examples choose, odd places are reported.  Learned is the score on the new skill, in percent; kept is
-the mean over old abilities of the score after less the score before, in points.  Intervals are 95 % of a bootstrap over clusters,
-each a skill with a seed, with the examples drawn again inside.
+Even places of every list of examples choose, odd places are reported.  Learned is the score on the new skill in percent, kept the
+mean change of old abilities in points.  Intervals are 95 % of a bootstrap over clusters (skill, seed), examples drawn inside.
 """
 
 from __future__ import annotations
@@ -242,34 +241,49 @@ def frontier_table(records: Sequence[Mapping[str, Any]], title: str, *, choosing
     return Table("frontier", f"Learning and keeping, {title}", tuple(column for column, _ in measures), rows, note, apart)
 
 
-PANELS = {"without old data": ("none", "own text"), "with old data": ("old data",)}
+PANELS = {"none": "new examples alone", "own text": "with text of the model's own", "old data": "with old data"}
+
+
+def best_of(means: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of pairs of what is learned and kept, those that no other beats in both, in the order of what they learn."""
+    best: list[tuple[float, float]] = []
+    for learned, kept in sorted(means, reverse=True):
+        if not best or kept > best[-1][1]:
+            best.append((learned, kept))
+    return best[::-1]
 
 
 def picture(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw a point for each rate, epoch and scale, joined in the order of what they learn; odd places of examples."""
-    points = [point.half(1) for point in points_of(records)]
+    """Draw a point for each rate, epoch and scale, over the pairs that most rows have; a line joins the best of a row."""
     data = {record["row"]: record["data"] for record in records}
-    panels = {title: kinds for title, kinds in PANELS.items() if any(data[point.row] in kinds for point in points)}
-    figure = Figure(figsize=(6.8 * max(1, len(panels)), 5.2), layout="constrained")
-    axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
-    for at, (title, kinds) in zip(axes, panels.items(), strict=True):
-        rows = dict.fromkeys(point.row for point in points if data[point.row] in kinds)
-        for i, name in enumerate(rows):
-            members = settings_of([point for point in points if point.row == name]).values()
-            curve = sorted((fmean(p.learned for p in group), fmean(p.kept for p in group)) for group in members)
+    points = points_of(records)
+    pairs = {name: {point.cluster for point in points if point.row == name} for name in dict.fromkeys(p.row for p in points)}
+    clusters = dict.fromkeys(point.cluster for point in points)
+    shared = [cluster for cluster in clusters if 2 * sum(cluster in own for own in pairs.values()) >= len(pairs)]
+    means: dict[str, list[tuple[float, float]]] = {}
+    for name in pairs:
+        own = settings_of([point for point in points if point.row == name and point.cluster in shared]).values()
+        if at_all := [(fmean(p.learned for p in at), fmean(p.kept for p in at)) for at in own if len(at) == len(shared)]:
+            means[name] = at_all
+    panels = [kind for kind in PANELS if any(data[name] == kind for name in means)]
+    figure = Figure(figsize=(1 + 4.4 * max(1, len(panels)), 5.2), layout="constrained")
+    axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharex=True, sharey=True)[0]
+    for at, kind in zip(axes, panels, strict=False):
+        for i, name in enumerate(name for name in means if data[name] == kind):
+            look = {"color": COLORS[i % len(COLORS)], "marker": OTHERS[i % len(OTHERS)], "markersize": 4}
+            at.plot(*zip(*means[name], strict=True), linestyle="", alpha=0.35, **look)
             at.plot(
-                *zip(*curve, strict=True),
-                color=COLORS[i % len(COLORS)],
-                marker=OTHERS[i // len(COLORS) % len(OTHERS)],
-                linestyle=LINES[i // len(COLORS) % len(LINES)],
-                markersize=4,
+                *zip(*best_of(means[name]), strict=True),
                 linewidth=1,
+                linestyle=LINES[i // len(COLORS) % len(LINES)],
                 label=name,
+                **look,
             )
         at.axhline(0, color=REFERENCE, linewidth=0.8)
-        at.set_title(title, fontsize="medium")
+        at.set_title(PANELS[kind], fontsize="medium")
         at.set_xlabel("new skill, % right")
         at.grid(alpha=0.25)
-        at.legend(fontsize="x-small", ncols=2, loc="lower left")
+        at.legend(fontsize="x-small", loc="lower left")
     axes[0].set_ylabel("old abilities, change in points")
+    figure.suptitle(", ".join(f"{skill} {seed}" for skill, seed in shared), fontsize="small", color=REFERENCE)
     return figure
