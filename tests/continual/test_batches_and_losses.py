@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from anchorlora.continual.batches import IGNORED, MEANS, TOKEN_WEIGHTS, MicroBat
 from anchorlora.continual.data import joining, remember
 from anchorlora.data import Encoded, EncodedExamples, Example, Rehearsal
 from anchorlora.models import head
+from anchorlora.models.packing import packed
 from anchorlora.processes import accelerator_on
 
 
@@ -76,6 +78,27 @@ def test_every_batch_form_has_the_loss_and_gradient_of_single_unpadded_forwards(
     total, found = gradients(model, EXAMPLES, kind, micro, weights)
     assert total == pytest.approx(float(value.detach()), rel=1e-5)
     assert float((found - expected).norm()) < 5e-6 * float(expected.norm())
+
+
+@pytest.mark.parametrize("kind", MEANS)
+@pytest.mark.parametrize("how", [{"micro": 3}, {"micro": 8}, {"micro": 8, "row_tokens": 10_000}])
+def test_examples_that_are_not_learned_count_in_the_mean_and_add_nothing_to_it(kind, how):
+    model, old = models.qwen3(), [replace(e, remembered=True, learned=False) for e in encoded([6, 4], [3, 2], seed=1)]
+    count = [e.answer for e in EXAMPLES] if kind == "token_mean" else [(0,)] * 8
+    share = len(sum(count, ())) / (len(sum(count, ())) + (5 if kind == "token_mean" else 2))
+    value = share * reference(model, EXAMPLES, kind)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(value, list(model.parameters()))])
+    (window,) = windows(EXAMPLES, range(8), size=8, pad=1, rehearsed=lambda start, end: old, **how)
+    model.zero_grad()
+    total = 0.0
+    for batch in window.micro_batches:
+        with packed(model, batch.layout, batch.kept):
+            logits = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False).logits
+        loss = loss_named(kind)(logits, batch, window)
+        loss.backward()
+        total += float(loss.detach())
+    assert total == pytest.approx(float(value.detach()), rel=1e-5)
+    assert float((torch.cat([p.grad.flatten() for p in model.parameters()]) - expected).norm()) < 5e-6 * float(expected.norm())
 
 
 def drawn(words):

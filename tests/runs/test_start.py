@@ -202,4 +202,5 @@ def test_rehearsal_draws_on_the_text_that_a_run_goes_on_from(batching, begun, tm
     )
     memory = inputs.data.memory(METHODS["replay"].rehearsal, 1)
     assert sorted(e.text for e in memory) == sorted(row["prompt"] for row in rows)
-    assert all(e.remembered for e in memory)
+    assert all(e.remembered and e.learned for e in memory)
+    assert not any(e.learned for e in inputs.data.memory(METHODS["replay-kl"].rehearsal, 1))

@@ -49,6 +49,7 @@ class MicroBatch:
     places: tuple[str, ...] = ()  # where the examples come from, for messages
     remembered: Tensor | None = None  # (n,) true for examples of earlier tasks; None where there are none
     chats: tuple[int, ...] = ()  # of a packed row, the number of examples that each of its texts answers for
+    learned: Tensor | None = None  # (n,) false for examples that add nothing to the task's loss; None where all do
     head: nn.Linear | None = None  # makes logits of what the model returns, where that is hidden states
     host: MicroBatch | None = None  # the same on the CPU, of one on another device, which need not be waited for then
 
@@ -80,9 +81,9 @@ class MicroBatch:
         """Return the batch on a device."""
         keep = self.keep if isinstance(self.keep, int) else self.keep.to(device)
         inputs = {k: v.to(device) for k, v in self.inputs.items()}
-        remembered = None if self.remembered is None else self.remembered.to(device)
-        host = None if device.type == "cpu" else self
-        return MicroBatch(inputs, keep, self.targets.to(device), self.layout, self.places, remembered, self.chats, host=host)
+        remembered, learned = (None if mask is None else mask.to(device) for mask in (self.remembered, self.learned))
+        host, targets = None if device.type == "cpu" else self, self.targets.to(device)
+        return MicroBatch(inputs, keep, targets, self.layout, self.places, remembered, self.chats, learned, host=host)
 
     def answer_logits(self, logits: Tensor) -> Tensor:
         """Return the logits that predict the answer tokens, example by example."""
@@ -144,7 +145,7 @@ def micro_batch(examples: Sequence[Encoded], *, pad: int) -> MicroBatch:
     """Return examples as the tensors of one forward pass."""
     targets = _targets(examples)
     inputs = padded([e.prompt + e.answer for e in examples], pad)
-    return MicroBatch(inputs, targets.shape[1] + 1, targets, places=_places(examples), remembered=_remembered_mask(examples))
+    return MicroBatch(inputs, targets.shape[1] + 1, targets, places=_places(examples), **_masks(examples))
 
 
 def _targets(examples: Sequence[Encoded]) -> Tensor:
@@ -166,7 +167,7 @@ def packed_row(examples: Sequence[Encoded], *, share: bool = True) -> MicroBatch
         keep += [torch.arange(len(e.answer)) + start - prefix + len(e.prompt) - 1 for e in chat]
     inputs = {"input_ids": torch.tensor([ids]), "position_ids": layout.positions()[None]}
     sizes = tuple(map(len, chats))
-    return MicroBatch(inputs, torch.cat(keep), _targets(examples), layout, _places(examples), _remembered_mask(examples), sizes)
+    return MicroBatch(inputs, torch.cat(keep), _targets(examples), layout, _places(examples), chats=sizes, **_masks(examples))
 
 
 def _chats(examples: Sequence[Encoded]) -> list[list[Encoded]]:
@@ -180,8 +181,12 @@ def _chats(examples: Sequence[Encoded]) -> list[list[Encoded]]:
     return chats
 
 
-def _remembered_mask(examples: Sequence[Encoded]) -> Tensor | None:
-    return torch.tensor([e.remembered for e in examples]) if any(e.remembered for e in examples) else None
+def _masks(examples: Sequence[Encoded]) -> dict[str, Tensor | None]:
+    remembered, learned = [e.remembered for e in examples], [e.learned for e in examples]
+    return {
+        "remembered": torch.tensor(remembered) if any(remembered) else None,
+        "learned": None if all(learned) else torch.tensor(learned),
+    }
 
 
 def _places(examples: Sequence[Encoded]) -> tuple[str, ...]:
@@ -309,9 +314,11 @@ def _token_losses(logits: Tensor, batch: MicroBatch, weight: TokenWeight | None 
     answered = batch.answered
     if batch.head is not None:
         losses = losses_in_chunks(batch.answer_logits(logits), batch.head, batch.targets[answered], weight)
-        return losses.new_zeros(batch.targets.shape).index_put(answered, losses)
-    predicted = batch.answer_logits(logits).float()
-    losses = torch.nn.functional.cross_entropy(predicted, batch.targets[answered], reduction="none")
-    if weight is not None:
-        losses = losses * weight(predicted.detach(), losses.detach())
+    else:
+        predicted = batch.answer_logits(logits).float()
+        losses = torch.nn.functional.cross_entropy(predicted, batch.targets[answered], reduction="none")
+        if weight is not None:
+            losses = losses * weight(predicted.detach(), losses.detach())
+    if batch.learned is not None:
+        losses = losses * batch.learned[answered[0]]
     return losses.new_zeros(batch.targets.shape).index_put(answered, losses)

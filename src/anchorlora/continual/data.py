@@ -121,7 +121,7 @@ def remember(rehearsal: Rehearsal, finished: Mapping[str, EncodedExamples], seed
     kept = []
     for quota, (name, examples) in zip(rehearsal.quotas(len(finished)), finished.items(), strict=True):
         order = stratified(examples.labels, draws(seed, f"memory/{name}"))
-        kept += [replace(examples[i], remembered=True) for i in order[:quota]]
+        kept += [replace(examples[i], remembered=True, learned=rehearsal.learned) for i in order[:quota]]
     return kept
 
 

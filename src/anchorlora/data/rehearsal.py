@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ class Rehearsal:
     Args:
         memory: Examples kept of all finished tasks together.
         share: Rehearsed examples per new example, in (0, 1].
+        learned: Whether their answers are learned again; if not, only constraints such as `Distillation` read them.
 
     Raises:
         InvalidValue: `memory` is below 1, or `share` is outside (0, 1].
@@ -50,6 +51,7 @@ class Rehearsal:
 
     memory: int = 500
     share: float = 0.05
+    learned: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.memory < 1 or not 0 < self.share <= 1:

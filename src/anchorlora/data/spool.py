@@ -29,6 +29,7 @@ class Encoded:
     unknown: bool = field(default=False, compare=False)  # counted when it is read, and not kept
     split: bool = field(default=False, compare=False)  # True if the prompt alone is read as other tokens
     remembered: bool = field(default=False, compare=False)  # True if it is mixed in from an earlier task
+    learned: bool = field(default=True, compare=False)  # False if it adds nothing to the task's loss
 
     def goes_on_from(self, earlier: Encoded) -> bool:
         """Return True if the prompt begins with another example's prompt and answer, as a later turn of its chat."""

@@ -45,10 +45,18 @@ replay = CatalogEntry(
     compared_with=("sfor",),
 ).of(seq_lora.plus(Rehearsal(), name="replay"))
 replay_kl = CatalogEntry(
-    about="`replay` that keeps, on the stored examples, the whole distribution of words near that of the earlier model.",
+    about="`seq-lora` that stores some examples of earlier tasks and, on them, keeps the whole distribution of words near that of "
+    "the earlier model. Their answers are not learned again.",
     when="Use it with text that the model wrote itself: `anchorlora train --keep self --method replay-kl`.",
     group=REPLAY,
-).of(replay.plus(Distillation(strength=1.0, temperature=1.0, on="remembered"), name="replay-kl"))
+).of(
+    Method(
+        "replay-kl",
+        seq_lora.plan,
+        (Distillation(strength=1.0, temperature=1.0, on="remembered"),),
+        rehearsal=Rehearsal(learned=False),
+    )
+)
 ewc = CatalogEntry(
     about="Elastic weight consolidation: a penalty pulls every entry of the factors back to its earlier value, "
     "harder if old answers depend on it more.",
