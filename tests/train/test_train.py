@@ -14,11 +14,16 @@ import models
 from anchorlora import embedded
 from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import main
-from anchorlora.data import sample_files
+from anchorlora.config import BaseModelSettings
+from anchorlora.data import Encoder, examples_of, read_samples, sample_files
 from anchorlora.data import text as text_data
 from anchorlora.features import read_cores
 from anchorlora.models import session
+from anchorlora.models.load import tokenizer_of
+from anchorlora.store.files import write_lines
 from anchorlora.train import price
+from anchorlora.train.kept import counted_at, held_out
+from anchorlora.train.stages import probes_in
 from skills import EXACT, FEW, NARROW, rows, written
 
 MINI = embedded.folder("embedded:mini", "base_model")
@@ -178,6 +183,28 @@ def test_kept_text_of_which_no_row_can_be_measured_is_refused_before_any_model_i
         assert "leave the row out; without it none of" in line
         assert ".skill" not in line
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda i: {"instruction": f"say {i}", "output": f"it is {i}", "system": "be brief" if i % 2 else ""},
+        lambda i: {"prompt": f"say {i}" if i % 2 else "", "completion": f"it is {i}"},
+    ],
+)
+def test_rows_of_one_file_are_read_again_where_they_are_left_in_several_forms(row, tmp_path):
+    """A system message makes a chat of an instruction, and a row without a prompt is plain text."""
+    samples = read_samples([row(i) for i in range(40)])
+    _, probes = held_out("old", samples)
+    (tmp_path / "skill/after/probes").mkdir(parents=True)
+    write_lines(tmp_path / "skill/after/probes/old.jsonl", probes)
+    assert len({frozenset(probe) for probe in probes}) == 2
+    again = list(probes_in(tmp_path / "skill/after", "old").examples("old", "test"))
+    assert [example.label for example in again] == [e.label for probe in probes for e in examples_of(read_samples([probe]))]
+    tokenizer = tokenizer_of(BaseModelSettings(model="embedded:mini"))
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    (counts,) = counted_at(str(tmp_path), None, Encoder(tokenizer, max_tokens=100))
+    assert counts["held_out"] == counts["read"] == len(probes)
 
 
 def test_the_losses_are_those_of_plain_peft_and_transformers(taught):

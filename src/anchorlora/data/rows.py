@@ -32,10 +32,10 @@ WEIGHT = re.compile(r"(^|_)(weight|reward|advantage)s?($|_)")  # numbers that sa
 
 
 def samples_of(
-    rows: Iterable[tuple[str, Any]], *, source: str, column: str | None = None, limit: int | None = None
+    rows: Iterable[tuple[str, Any]], *, source: str, column: str | None = None, limit: int | None = None, mixed: bool = False
 ) -> list[Sample]:
     """Return rows as samples, all of them checked."""
-    return list(iterated(rows, source=source, column=column, limit=limit))
+    return list(iterated(rows, source=source, column=column, limit=limit, mixed=mixed))
 
 
 def iterated(
@@ -63,7 +63,7 @@ def iterated(
 
 
 def row_of(sample: Sample) -> dict[str, Any]:
-    """Return a sample as a row of a JSONL file."""
+    """Return a sample as a row of a JSONL file, whose rows are `mixed`."""
     content, marks = sample.content, {} if sample.weight else {"weight": 0}
     if isinstance(content, str):
         texts = {"prompt": content[: sample.given], "completion": content[sample.given :]} if sample.given else {"text": content}

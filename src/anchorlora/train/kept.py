@@ -67,7 +67,8 @@ def kept_at(place: str, columns: str | None, unfit: Mapping[str, Collection[int]
     left = skill / "after" / MEMORY
     memory = read_tensors(left) if left.is_file() else None
     old_text = _rows_left(skill, OLD_TEXT)
-    unread = samples_of([(place, row) for row in rows], source=place) if (rows := _rows_left(skill, UNREAD)) else []
+    learned = [(place, row) for row in _rows_left(skill, UNREAD)]
+    unread = samples_of(learned, source=place, mixed=True) if learned else []
     cores = joined_cores_in(skill / "after", [file.stem for file in files]) if left_cores else None
     kept: list[Kept] = []
     titles = _titles(skill)
@@ -110,7 +111,8 @@ def counted_at(place: str, columns: str | None, encoder: Encoder) -> list[dict[s
     if skill.is_dir():
         parts = []
         for file in _probes_of(skill):
-            samples = samples_of([(f"{file}, line {n}", row) for n, row in enumerate(rows_of_file(file), 1)], source=str(file))
+            rows = [(f"{file}, line {n}", row) for n, row in enumerate(rows_of_file(file), 1)]
+            samples = samples_of(rows, source=str(file), mixed=True)
             found, unfit = counted(file.stem, samples, encoder, measured=True)
             if len(unfit) == len(samples):
                 raise _unmeasured(next(iter(unfit.values())), len(samples))

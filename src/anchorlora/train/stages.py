@@ -41,6 +41,7 @@ from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.losses import memory_of_text, spread
 from anchorlora.continual.seeds import number
 from anchorlora.data import Encoder, Sample, TextFiles, TextSource, read_samples
+from anchorlora.data.sample_files import samples_in
 from anchorlora.data.templates import stop_ids
 from anchorlora.data.text import counted
 from anchorlora.errors import InvalidValue
@@ -321,7 +322,7 @@ def files_of(request: SkillRequest) -> TextFiles:
 def probes_in(folder: Path, name: str) -> TextFiles:
     """Return the probes of something that is kept, as a task that is only tested."""
     place = str(folder / PROBES / f"{name}.jsonl")
-    return TextFiles({name: TextSource(place, test=place)})
+    return TextFiles({name: TextSource(place, test=place, reader=partial(samples_in, mixed=True))})
 
 
 def facts_in(folder: Path) -> dict[str, Any]:
