@@ -757,6 +757,7 @@ def test_rows_are_counted_that_repeat_are_cut_have_no_answer_or_one_that_takes_a
         "cut": 2,
         "skipped": 1,
         "long": 1,
+        "longest": 2,
         "unknown": 0,
         "characters": "",
         "split": {},

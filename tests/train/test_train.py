@@ -18,12 +18,15 @@ from anchorlora.config import BaseModelSettings
 from anchorlora.data import Encoder, examples_of, read_samples, sample_files
 from anchorlora.data import text as text_data
 from anchorlora.features import read_cores
+from anchorlora.methods import METHODS
 from anchorlora.models import session
 from anchorlora.models.load import tokenizer_of
 from anchorlora.store.files import write_lines
 from anchorlora.train import price
 from anchorlora.train.kept import counted_at, held_out
-from anchorlora.train.stages import probes_in
+from anchorlora.train.request import skill_request
+from anchorlora.train.stages import files_of, probes_in
+from anchorlora.train.train import _counted
 from skills import EXACT, FEW, NARROW, rows, written
 
 MINI = embedded.folder("embedded:mini", "base_model")
@@ -205,6 +208,18 @@ def test_rows_of_one_file_are_read_again_where_they_are_left_in_several_forms(ro
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     (counts,) = counted_at(str(tmp_path), None, Encoder(tokenizer, max_tokens=100))
     assert counts["held_out"] == counts["read"] == len(probes)
+
+
+def test_answers_that_are_longer_than_what_is_generated_are_told(tmp_path):
+    rows_of = [{"prompt": f"{i} is", "completion": " so" * (9 if i else 60)} for i in range(9)]
+    given = {"base_model": {"model": "embedded:mini"}, "data": written(tmp_path / "new.jsonl", rows_of)}
+    for most in (20, 400):
+        request = skill_request(
+            given | {"settings": {"max_new_tokens": str(most)}}, same_size=False, method="inc-lora", methods=METHODS
+        )
+        (counts,) = _counted(request, files_of(request))
+        assert 21 < counts["longest"] <= 400
+        assert counts.get("generated") == (20 if most == 20 else None)
 
 
 def test_the_losses_are_those_of_plain_peft_and_transformers(taught):

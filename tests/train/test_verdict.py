@@ -224,6 +224,7 @@ NONE = dict.fromkeys(("repeated", "together", "cut", "skipped", "long", "unknown
         ("measured", {"long": 5}, ["5 rows have an answer that takes --max-length alone, and are not measured"]),
         ("learned", {"empty": 2}, ["2 rows have an empty answer, and the model is taught to say nothing there; take them out if"]),
         ("kept", {"empty": 2}, ["2 rows have an empty answer"]),
+        ("tested", {"longest": 300, "generated": 128}, ["the longest answer takes 300 tokens, and 128 are generated, so longer"]),
         ("kept", {"more": True}, ["only the first 50 rows are read"]),
         (
             "learned",

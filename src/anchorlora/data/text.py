@@ -105,7 +105,9 @@ def counted(
     every example that can be learned, with the number of its row and its tokens.
     """
     rows, most = RowHashes(name), encoder.max_tokens
-    found: dict[str, Any] = dict.fromkeys(("read", "repeated", "together", "cut", "skipped", "long", "unknown", "empty"), 0)
+    found: dict[str, Any] = dict.fromkeys(
+        ("read", "repeated", "together", "cut", "skipped", "long", "longest", "unknown", "empty"), 0
+    )
     characters: dict[str, None] = {}
     split: Counter[str] = Counter()
     unfit: dict[int, str] = {}
@@ -129,6 +131,7 @@ def counted(
             if not measured:
                 raise InvalidValue(unfit[number])
         else:
+            found["longest"] = max(found["longest"], longest)
             for example, turn in turns:
                 keep(number, example, turn)
     of_rows = {"read": len(rows.hashes), "repeated": rows.repeated, "together": rows.together}

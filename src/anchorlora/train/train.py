@@ -294,7 +294,8 @@ def _counted(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, 
     if request.budget is not None:
         limit = default_recipe().changed(request.settings).tasks.test_limit
         refuse_few({kept_name: min(rows_of, limit or rows_of) for kept_name, rows_of in held_out})
-    return rows + kept
+    most = recipe.evaluation.max_new_tokens  # of an answer that is scored, beside its end
+    return [counts | ({"generated": most} if counts["longest"] > most + 1 else {}) for counts in rows + kept]
 
 
 def _refuse_early(request: SkillRequest, method: Method) -> None:

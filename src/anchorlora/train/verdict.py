@@ -327,6 +327,11 @@ def _counted(rows: Mapping[str, Any]) -> list[str]:
         said.append(f"{rows['cut']:,} rows are longer than --max-length; {what} is what fits")
     if rows["long"]:
         said.append(f"{rows['long']:,} rows have an answer that takes --max-length alone, and are not measured")
+    if rows.get("generated") and rows["held_out"]:
+        said.append(
+            f"the longest answer takes {rows['longest']:,} tokens, and {rows['generated']:,} are generated, so longer ones are "
+            "scored by their beginning; --set max_new_tokens=N generates more"
+        )
     if rows.get("empty") and rows["source"] != SELF:
         told = "" if kept else ", and the model is taught to say nothing there; take them out if something is missing"
         said.append(f"{rows['empty']:,} rows have an empty answer{told}")
