@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -181,7 +181,7 @@ def _chats(examples: Sequence[Encoded]) -> list[list[Encoded]]:
     return chats
 
 
-def _masks(examples: Sequence[Encoded]) -> dict[str, Tensor | None]:
+def _masks(examples: Sequence[Encoded]) -> dict[str, Any]:
     remembered, learned = [e.remembered for e in examples], [e.learned for e in examples]
     return {
         "remembered": torch.tensor(remembered) if any(remembered) else None,

@@ -350,7 +350,9 @@ def dtype_of(settings: BaseModelSettings) -> torch.dtype:
 def file_hashes(folder: Path, settings: BaseModelSettings) -> dict[str, str]:
     """Return the SHA-256 of each weight, configuration and tokenizer file of a model, and of code that is run."""
     read = (WEIGHTS, "*.json", "*.model", "*.txt", *TEMPLATES, *(("*.py",) if settings.trust_remote_code else ()))
-    return {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(p for each in read for p in folder.glob(each))}
+    return {
+        path.relative_to(folder).as_posix(): sha256(path) for path in sorted(p for pattern in read for p in folder.glob(pattern))
+    }
 
 
 def _fingerprint(hashes: dict[str, str]) -> str:
