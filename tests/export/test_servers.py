@@ -20,12 +20,13 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import models
 import oracle
@@ -40,6 +41,7 @@ from anchorlora.export.serving import commands
 from anchorlora.export.source import export_source
 from anchorlora.features.files import read_cores
 from anchorlora.geometry import Factors
+from anchorlora.models.load import ends_of
 from anchorlora.pages.card import card
 
 ORDER = small.ORDER[:2]
@@ -280,6 +282,23 @@ class TestBeside:
         for form in ("cat", "merged"):
             ask(tmp_path / "in", tmp_path / form, form)
             assert AutoTokenizer.from_pretrained(tmp_path / form).chat_template == template, form
+
+    def test_merged_weights_stop_where_the_chat_template_beside_the_source_ends_an_answer(self, small_model, tmp_path):
+        tokenizer = AutoTokenizer.from_pretrained(small_model)
+        end = "<|done|>"
+        tokenizer.add_tokens([end], special_tokens=True)
+        tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}" + end + "{% endfor %}"
+        factors = {Q.format(0): Factors(torch.randn(4, 64), torch.randn(64, 4), 2.0)}
+        write_adapter(tmp_path / "in", factors, base=str(small_model))
+        ask(tmp_path / "in", tmp_path / "plain", "merged")
+        tokenizer.save_pretrained(tmp_path / "in")
+        ask(tmp_path / "in", tmp_path / "chat", "merged")
+        plain, chat = (
+            ends_of(SimpleNamespace(generation_config=GenerationConfig.from_pretrained(tmp_path / name)))
+            for name in ("plain", "chat")
+        )
+        assert set(chat) - set(plain) == {tokenizer.convert_tokens_to_ids(end)}
+        assert tokenizer.eos_token_id in plain
 
     def test_of_a_base_model_in_the_hubs_cache_come_names_tokenizer_and_license(self, small_model, tmp_path, monkeypatch):
         cache, commit = tmp_path / "hub/models--org--m", "0" * 40

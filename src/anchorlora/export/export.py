@@ -39,7 +39,7 @@ from anchorlora.export.source import ExportSource
 from anchorlora.geometry import Factors, scaled_change, truncated
 from anchorlora.measurement import Drift, measure
 from anchorlora.measurement.adapters import layers
-from anchorlora.models.load import load_weights
+from anchorlora.models.load import ends_of, load_weights, stops_of
 from anchorlora.models.tokenizer import of_adapter
 from anchorlora.models.trust import asked_for
 from anchorlora.store.adapter_config import read_config
@@ -242,6 +242,9 @@ def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None
     base_model = asked_for(source.base_model, commit, where=source.named_in)
     model, tokenizer, sha256 = load_weights(base_model)
     tokenizer = of_adapter(tokenizer, source.adapter, base_model)
+    stops = stops_of(model, tokenizer)
+    if model.generation_config is not None and set(stops) != set(ends_of(model)):
+        model.generation_config.eos_token_id = stops  # where answers end that the adapter was trained on
     mergeable(model, source.factors)
     stored = getattr(torch, dtype) if dtype else model.dtype
     model.float()  # represents every stored value exactly

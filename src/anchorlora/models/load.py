@@ -98,8 +98,7 @@ def load_base_model(settings: BaseModelSettings, *, adapter: Path | None = None)
         tokenizer.padding_side = "left"
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         # the model's own generation settings (sampling, penalties) would otherwise fill in what we leave open
-        stops = sorted(stop_ids(tokenizer, ends_of(model)))
-        model.generation_config = GenerationConfig(do_sample=False, eos_token_id=stops, pad_token_id=pad)
+        model.generation_config = GenerationConfig(do_sample=False, eos_token_id=stops_of(model, tokenizer), pad_token_id=pad)
         model.eval()
         if not how and not sharding():  # bitsandbytes has put its weights where they belong, and FSDP will
             model.to(device)
@@ -118,6 +117,11 @@ def ends_of(model: Any) -> tuple[int, ...]:
     """Return the tokens at which a model's generation configuration stops."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return () if ends is None else tuple(map(int, ends)) if isinstance(ends, (list, tuple)) else (int(ends),)
+
+
+def stops_of(model: Any, tokenizer: Any) -> list[int]:
+    """Return the tokens at which answers of a model stop: its own, its tokenizer's, and the end of the assistant's turn."""
+    return sorted(stop_ids(tokenizer, ends_of(model)))
 
 
 def configured_ends(settings: BaseModelSettings) -> tuple[int, ...]:

@@ -68,7 +68,7 @@ class Subject:
         own = (self.adapter / TOKENIZER_CONFIG).is_file()
         found = {f"adapter/{p.name}": sha256(p) for each in TOKENIZER for p in self.adapter.glob(each) if own}
         named = self.base_model.chat_template
-        return found | ({str(named): sha256(expanded(named))} if named else {})
+        return found | ({str(named): sha256(expanded(named))} if named and expanded(named).is_file() else {})
 
 
 def evaluate(
@@ -233,7 +233,10 @@ def _loaded(subject: Subject) -> LoadedModel:
     base_model = load_base_model(settings, adapter=subject.adapter)
     known = (subject.trained_on, base_model.sha256)
     if None not in known and len({len(sha or "") for sha in known}) == 1 and known[0] != known[1]:
-        raise InvalidValue(f"the model {settings.model} is not the one that {subject.home} was trained on: their hashes differ")
+        raise InvalidValue(
+            f"the model {settings.model} is not the one that {subject.home} was trained on: their hashes differ; put its files "
+            "back, or give that one with --model"
+        )
     return base_model
 
 
