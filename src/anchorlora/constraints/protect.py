@@ -302,6 +302,7 @@ class _StepHooks:
     def __init__(self, active: Protection, unasked: dict[int, ActiveConstraint], anchor: Anchor) -> None:
         self.active, self.unasked, self.anchor = active, unasked, anchor
         self.gradients = 0  # how often gradients became final within the step under way
+        self.skips = False  # whether the step under way is none: a fused optimizer finds out itself that a scaler has overflowed
         self.outermost: FrameType | None = None  # the call that step began with; one that failed never reaches `after`
 
     def before(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
@@ -310,6 +311,10 @@ class _StepHooks:
         if self._is_inner(call):
             return None
         self.settle()
+        overflowed = getattr(optimizer, "found_inf", None)
+        self.skips = overflowed is not None and bool(overflowed)
+        if self.skips:
+            return None
         self.outermost = call
         if callable(kwargs.get("closure")):
             return args, {**kwargs, "closure": self._follow(kwargs["closure"], optimizer)}
@@ -319,7 +324,7 @@ class _StepHooks:
         return None
 
     def after(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._is_inner(sys._getframe(1)):
+        if self.skips or self._is_inner(sys._getframe(1)):
             return
         watch, asked = self.active.watch, self.gradients
         if asked == 0:  # of the two hooks only this one may be left
