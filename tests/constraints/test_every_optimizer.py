@@ -147,6 +147,22 @@ def test_the_step_form_and_the_anchored_form_take_the_same_path_in_float64():
     assert norm(ends[0] - ends[1]) < 1e-9 * norm(ends[0])  # training amplifies roundings of 1e-16 a little
 
 
+@pytest.mark.parametrize("name", ["AdamWScheduleFree", "AdamWScheduleFreeReference", "SGDScheduleFreeReference"])
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_a_schedule_free_optimizer_serves_is_off_the_core(name, fresh):
+    make = getattr(pytest.importorskip("schedulefree", reason="schedulefree is not installed"), name)
+    anchor = anchor_of(fresh=fresh)
+    optimizer = make(parameters(anchor), lr=1e-2)
+    optimizer.train()
+    with protect(optimizer, anchor, [Retract("A") if fresh else Freeze("B"), ProjectDisplacement("A")]):
+        train(anchor, optimizer, 40)
+    for switch in (optimizer.eval, optimizer.train):  # after the block, as whoever saves the adapter calls them
+        switch()
+        for layer in anchor.layers:
+            A = layer.factor("A")
+            assert_stays_off_core(layer, displacement(layer), 4 * EPS * norm(A), f"what {name} keeps left the complement")
+
+
 def test_roundings_gather_in_the_step_form_and_not_in_the_anchored_form():
     left = {}
     for form in (ProjectDisplacement, ProjectStep):

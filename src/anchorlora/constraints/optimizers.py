@@ -96,28 +96,32 @@ def declared(parameter: str, modules: Collection[str]) -> bool:
     return any(f".{module}." in f".{parameter}." for module in modules)
 
 
+COPIES = ("z", "x", "y")  # of the factors: all schedule-free optimizers hold z, their reference implementations the others too
+
+
 def project_copies(optimizer: Any, anchor: Anchor, active: Sequence[ActiveConstraint]) -> None:
-    """Project the copy z of the factors that a schedule-free optimizer mixes into them in its eval mode.
+    """Project the copies of the factors that a schedule-free optimizer mixes into them in its eval mode.
 
     It trains at y and evaluates at x, both averages of projected points; as dA V = 0 holds for each, it holds for every average.
     """
     if not keeps_copies(optimizer):
         return
-    pairs = []
-    for layer in anchor.layers:
-        for name in layer.names:
-            parameter = layer.factor(name)
-            copy = optimizer.state.get(parameter, {}).get("z")
-            if copy is not None:
+    parameters = [layer.factor(name) for layer in anchor.layers for name in layer.names]
+    for name in COPIES:
+        pairs = []
+        for parameter in parameters:
+            copy = optimizer.state.get(parameter, {}).get(name)
+            if getattr(copy, "shape", None) == parameter.shape:
                 pairs.append((parameter.detach(), copy))
-            elif parameter.requires_grad and parameter.grad is not None:
+            elif name == "z" and parameter.requires_grad and parameter.grad is not None:
                 raise InvalidType(
                     f"{type(optimizer).__name__} keeps the weights it averages in a place that is not known; use AdamW"
                 )
-    _exchange(pairs)
-    for constraint in active:
-        constraint.project()
-    _exchange(pairs)
+        if pairs:
+            _exchange(pairs)
+            for constraint in active:
+                constraint.project()
+            _exchange(pairs)
 
 
 def keeps_copies(optimizer: Any) -> bool:
