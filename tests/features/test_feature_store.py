@@ -224,6 +224,34 @@ def test_a_mask_that_is_no_token_mask_is_refused(model):
         model(input_ids=models.tokens(), attention_mask=torch.ones(8, 1, 12, 12))
 
 
+class OfBatches(nn.Module):
+    """A user's module around a PEFT model, which takes a batch as one argument."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch):
+        return self.model(**batch)
+
+
+class WithLabels(OfBatches):
+    def forward(self, input_ids, labels, attention_mask):
+        return self.model(input_ids=input_ids, labels=labels, attention_mask=attention_mask)
+
+
+@pytest.mark.parametrize("kind", [OfBatches, WithLabels])
+def test_padding_is_skipped_whatever_arguments_a_wrapper_takes(model, kind):
+    batch = left_padded([12, 5, 7])
+    wrapped, direct, through = kind(model).train(), FeatureStore(limit=100), FeatureStore(limit=100)
+    with direct.collect(model):
+        model(**batch)
+    with through.collect(wrapped):
+        wrapped(batch) if kind is OfBatches else wrapped(batch["input_ids"], batch["input_ids"] * 0, batch["attention_mask"])
+    assert len(direct.last.core[Q0]) == 24
+    assert torch.equal(direct.last.core[Q0], through.last.core[Q0])
+
+
 def test_a_model_without_lora_layers_is_refused():
     with pytest.raises(LookupError, match="no LoRA layer"), FeatureStore().collect(nn.Linear(3, 3)):
         pass

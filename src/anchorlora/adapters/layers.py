@@ -202,6 +202,12 @@ def base_model_in(model: nn.Module) -> nn.Module:
     return adapted[0].base_model.model if adapted else model
 
 
+def whole_models_in(model: nn.Module) -> list[nn.Module]:
+    """Return a model, the PEFT model that it wraps and the base model in that, each once and the outermost first."""
+    inner = [module for module in model.modules() if isinstance(module, PeftModel)]
+    return list(dict.fromkeys((model, *inner, base_model_in(model))))
+
+
 def other_layers(kind: str, given: set[str], adapted: set[str]) -> str:
     """Return an error message for values that were given for other layers than the adapted ones."""
     missing, unknown = sorted(adapted - given), sorted(given - adapted)

@@ -8,6 +8,7 @@ a layer reads                          its rows are
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from anchorlora.adapters import lora_layers
 from anchorlora.adapters.guard import refuse_not_linear
+from anchorlora.adapters.layers import whole_models_in
 from anchorlora.errors import InvalidValue, NotFinite, UnknownName
 from anchorlora.features.layout import current as packed_layout
 from anchorlora.processes import ALONE, Processes
@@ -86,6 +88,9 @@ class Collector:
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
             model.register_forward_hook(self._leave, always_call=True),
         ]
+        for whole in whole_models_in(model):  # a wrapper may have arguments of its own
+            names = list(inspect.signature(whole.forward).parameters)
+            self.hooks.append(whole.register_forward_pre_hook(self._reader(names), with_kwargs=True))
         for name, layer in self.layers.items():
             if stores.get(name, name) == name:  # the others read what this one reads
                 self.hooks.append(layer.register_forward_pre_hook(self._keep(name)))
@@ -116,14 +121,22 @@ class Collector:
 
     def _enter(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         self.inside = model.training == self.training and not _RESTING.get()
-        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
-        if self.inside and mask is not None and mask.ndim != 2:
-            raise InvalidValue(f"feature rows need an attention mask of shape (examples, tokens), not {tuple(mask.shape)}")
-        self.mask = mask if self.chosen is None else self.chosen
-        read = next((x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None)
-        self.shape = None
-        if isinstance(read, Tensor) and read.ndim == 2 + read.is_floating_point():
+        self.mask, self.shape = self.chosen, None
+
+    def _read(self, names: list[str], given: tuple, kwargs: dict) -> None:
+        """Take mask and shape from the arguments of the model, or of what wraps it: the outermost that gives them."""
+        by_name = {**dict(zip(names, given, strict=False)), **kwargs}
+        mask = by_name.get("attention_mask")
+        if self.inside and self.mask is None and mask is not None:
+            if mask.ndim != 2:
+                raise InvalidValue(f"feature rows need an attention mask of shape (examples, tokens), not {tuple(mask.shape)}")
+            self.mask = mask
+        read = next((x for x in (by_name.get("input_ids"), by_name.get("inputs_embeds"), *given[:1]) if x is not None), None)
+        if self.shape is None and isinstance(read, Tensor) and read.ndim == 2 + read.is_floating_point():
             self.shape = read.shape[0], read.shape[1]
+
+    def _reader(self, names: list[str]):
+        return lambda _, args, kwargs: self._read(names, args, kwargs)
 
     def _leave(self, model: nn.Module, args: tuple, output: object) -> None:
         if not self.inside:
