@@ -252,6 +252,21 @@ def test_padding_is_skipped_whatever_arguments_a_wrapper_takes(model, kind):
     assert torch.equal(direct.last.core[Q0], through.last.core[Q0])
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own tracing reads it
+def test_a_model_that_was_compiled_before_the_block_is_refused_not_read_in_part(model):
+    torch.compiler.reset()
+    compiled, ids = torch.compile(model.train(), backend="eager"), models.tokens(2, 12)
+    compiled(input_ids=ids)
+    store = FeatureStore(limit=100)
+    with pytest.raises(ValueError, match=r"compiled before .* torch.compiler.reset\(\)"), store.collect(compiled):
+        compiled(input_ids=ids)
+    assert store.count == 0
+    torch.compiler.reset()
+    with store.collect(compiled):
+        compiled(input_ids=ids)
+    assert len(store.last.core[Q0]) == 24
+
+
 def test_a_model_without_lora_layers_is_refused():
     with pytest.raises(LookupError, match="no LoRA layer"), FeatureStore().collect(nn.Linear(3, 3)):
         pass

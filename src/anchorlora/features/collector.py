@@ -76,6 +76,8 @@ class Collector:
         self.core: dict[str, list[Tensor]] = {}
         self.held: dict[str, list[Tensor]] = {}
         self.readers: dict[int, tuple[Tensor, str]] = {}  # during one forward: input tensor -> store
+        self.compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+        self.heard = False  # whether any hook of a layer ran in the present forward
         refuse_encoder(model)
         self.layers = lora_layers(model)
         if not self.layers:
@@ -120,7 +122,7 @@ class Collector:
         return rows.new_empty(len(rows), 0) if self.passed_over else rows
 
     def _enter(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
-        self.inside = model.training == self.training and not _RESTING.get()
+        self.inside, self.heard = model.training == self.training and not _RESTING.get(), False
         self.mask, self.shape = self.chosen, None
 
     def _read(self, names: list[str], given: tuple, kwargs: dict) -> None:
@@ -142,6 +144,11 @@ class Collector:
         if not self.inside:
             return
         self.inside, self.readers = False, {}
+        if self.compiled and not self.heard and output is not None:  # None: the forward has raised
+            raise InvalidValue(
+                "the model was compiled before feature rows were asked for, and torch runs no hooks that came later; call "
+                "torch.compiler.reset() before collecting, so that it is compiled again"
+            )
         if self.processes.count == 1:
             self._close_if_full()
 
@@ -186,6 +193,7 @@ class Collector:
         def hook(module: nn.Module, args: tuple) -> None:
             if not self.inside:
                 return
+            self.heard = True
             inputs: Tensor = args[0]
             if layer not in self.stores:
                 known = self.readers.get(id(inputs))
