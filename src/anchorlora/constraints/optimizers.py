@@ -100,10 +100,7 @@ COPIES = ("z", "x", "y")  # of the factors: all schedule-free optimizers hold z,
 
 
 def project_copies(optimizer: Any, anchor: Anchor, active: Sequence[ActiveConstraint]) -> None:
-    """Project the copies of the factors that a schedule-free optimizer mixes into them in its eval mode.
-
-    It trains at y and evaluates at x, both averages of projected points; as dA V = 0 holds for each, it holds for every average.
-    """
+    """Project the copies a schedule-free optimizer trains and evaluates at: averages, so dA V = 0 holds if it does in each."""
     if not keeps_copies(optimizer):
         return
     parameters = [layer.factor(name) for layer in anchor.layers for name in layer.names]

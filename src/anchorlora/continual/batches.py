@@ -113,12 +113,15 @@ class Window:
     examples: int | None = None  # examples of all processes; those of the micro-batches by default
     answer_tokens: int | None = None  # answer tokens of all processes; those of the micro-batches by default
     empty: int = 0  # number of micro-batches at the end that count for nothing: a split model needs equally many in every process
+    learned: int | None = None  # examples of all processes that the task's loss is a mean of; all by default
 
     def __post_init__(self) -> None:
         if self.examples is None:
             object.__setattr__(self, "examples", sum(len(batch) for batch in self.micro_batches))
         if self.answer_tokens is None:
             object.__setattr__(self, "answer_tokens", sum(batch.answer_tokens for batch in self.micro_batches))
+        if self.learned is None:
+            object.__setattr__(self, "learned", self.examples)
 
     def __len__(self) -> int:
         assert self.examples is not None
@@ -261,8 +264,8 @@ def windows(
         empty = most - len(own_groups)
         made = [packed_row(group) if row_tokens is not None else micro_batch(group, pad=pad) for group in own_groups]
         made += [micro_batch(chosen[:1], pad=pad)] * empty
-        tokens = sum(len(example.answer) for example in chosen)
-        yield Window(tuple(made), len(chosen), tokens, empty)
+        learned = [len(example.answer) for example in chosen if example.learned]
+        yield Window(tuple(made), len(chosen), sum(learned), empty, len(learned))
 
 
 Loss = Callable[[Tensor, MicroBatch, Window], Tensor]
@@ -282,7 +285,8 @@ def entropy_weight(logits: Tensor, losses: Tensor) -> Tensor:
 
 def example_mean(logits: Tensor, batch: MicroBatch, window: Window, weight: TokenWeight | None = None) -> Tensor:
     """Return a micro-batch's share of the mean over examples of the mean over their answer tokens."""
-    return example_losses(logits, batch, weight).sum() / len(window)
+    assert window.learned is not None
+    return example_losses(logits, batch, weight).sum() / window.learned
 
 
 def example_losses(logits: Tensor, batch: MicroBatch, weight: TokenWeight | None = None) -> Tensor:

@@ -45,7 +45,7 @@ replay = CatalogEntry(
     compared_with=("sfor",),
 ).of(seq_lora.plus(Rehearsal(), name="replay"))
 replay_kl = CatalogEntry(
-    about="`seq-lora` that stores some examples of earlier tasks and, on them, keeps the whole distribution of words near that of "
+    about="`seq-lora` that stores some examples of earlier tasks and, on them, keeps the distribution of words near that of "
     "the earlier model. Their answers are not learned again.",
     when="Use it with text that the model wrote itself: `anchorlora train --keep self --method replay-kl`.",
     group=REPLAY,

@@ -1,8 +1,6 @@
 """The rows of the frontier, as data: a method of the catalog with what is added to it, and the curve that it is measured on.
 
 A row is trained once at each rate. Each epoch's end is a point of its curve, and so is each scale of the last epoch's update.
-`tier` orders the runs: the most informative rows come first, on every skill, before others begin.
-
 Named, not run here: mini_trainer's OSFT (a CUDA build of its own), TRL's SDFT (it generates in every step: one run on a CPU takes
 longer than the whole bench), and DG-Hard (it removes noise of the size of the median singular value, 0 for an update of LoRA).
 """
