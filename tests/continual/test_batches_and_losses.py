@@ -8,6 +8,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 import models
 from anchorlora.adapters import AdapterStack
+from anchorlora.constraints import Distillation
 from anchorlora.constraints.protect import Protection
 from anchorlora.continual import learn as learning
 from anchorlora.continual.batches import IGNORED, MEANS, TOKEN_WEIGHTS, MicroBatch, Window, loss_named, windows
@@ -97,6 +98,34 @@ def test_the_loss_is_the_mean_over_what_is_learned(kind, how):
         total += float(loss.detach())
     assert total == pytest.approx(float(value.detach()), rel=1e-5)
     assert float((torch.cat([p.grad.flatten() for p in model.parameters()]) - expected).norm()) < 5e-6 * float(expected.norm())
+
+
+@pytest.mark.parametrize("how", [{"micro": 3}, {"micro": 8, "row_tokens": 10_000}])
+def test_rehearsed_text_that_is_not_learned_adds_its_divergence_over_the_number_of_new_examples(how):
+    blocks, old = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16), encoded([6, 4], [3, 2], seed=1)
+    blocks.open(torch.Generator().manual_seed(0))
+    model, trained = blocks.model, [p for p in blocks.model.parameters() if p.requires_grad]
+    anchor = blocks.anchor()
+    with torch.no_grad():
+        texts = [(torch.tensor([e.prompt + e.answer]), len(e.prompt) - 1) for e in old]
+        before = [model(input_ids=ids).logits[0, first:-1].log_softmax(-1) for ids, first in texts]
+        for p in trained:
+            torch.nn.init.normal_(p, std=0.3)
+    value = reference(model, EXAMPLES, "example_mean")
+    for p, (ids, first) in zip(before, texts, strict=True):
+        q = model(input_ids=ids).logits[0, first:-1].log_softmax(-1)
+        value = value + 0.7 * (p.exp() * (p - q)).sum(-1).mean() / len(EXAMPLES)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(value, trained)])
+    mixed = [replace(e, remembered=True, learned=False) for e in old]
+    (window,) = windows(EXAMPLES, range(8), size=8, pad=1, rehearsed=lambda start, end: mixed, **how)
+    model.zero_grad()
+    learner = learning.Learner(model, torch.optim.SGD(trained), anchor, (), accelerator_on(torch.device("cpu")))
+    protection = Protection([Distillation(0.7, 1.0, "remembered").begin_task(anchor)])
+    training = learning.Training(learner, learning.Rules(), protection, None)
+    for batch in window.micro_batches:
+        training.gradients(window, batch)
+    found = torch.cat([p.grad.flatten() for p in trained])
+    assert float((found - expected).norm()) < 5e-6 * float(expected.norm())
 
 
 def drawn(words):
