@@ -35,6 +35,7 @@ import small
 from anchorlora import METHODS, embedded, run_sequence
 from anchorlora.adapters import read_adapter, write_adapter
 from anchorlora.cli.app import main
+from anchorlora.config import BaseModelSettings
 from anchorlora.export import export as exporting
 from anchorlora.export.export import Request, export
 from anchorlora.export.serving import commands
@@ -43,6 +44,8 @@ from anchorlora.features.files import read_cores
 from anchorlora.geometry import Factors
 from anchorlora.models.load import ends_of
 from anchorlora.pages.card import card
+from anchorlora.train.request import SkillRequest
+from anchorlora.train.verdict import serving
 
 ORDER = small.ORDER[:2]
 Q, V = (f"model.layers.{{}}.self_attn.{name}_proj" for name in "qv")
@@ -298,6 +301,14 @@ class TestBeside:
             for name in ("plain", "chat")
         )
         assert set(chat) - set(plain) == {tokenizer.convert_tokens_to_ids(end)}
+        of_adapter = ask(tmp_path / "in", tmp_path / "cat")
+        assert set(of_adapter.stop_token_ids) == set(chat) - set(plain), "nobody tells a server of the base model"
+        card = (tmp_path / "cat/README.md").read_text()
+        assert f'give requests `"stop_token_ids": {of_adapter.stop_token_ids}`' in card
+        assert ask(tmp_path / "in", tmp_path / "again", "merged").stop_token_ids == []
+        base = BaseModelSettings(model=str(small_model))
+        request = SkillRequest(base_model=base, data="chats.jsonl", name="chats", method="inc-lora")
+        assert serving(tmp_path / "cat", request).endswith(f'give requests "stop_token_ids": {of_adapter.stop_token_ids}')
         assert tokenizer.eos_token_id in plain
 
     def test_of_a_base_model_in_the_hubs_cache_come_names_tokenizer_and_license(self, small_model, tmp_path, monkeypatch):

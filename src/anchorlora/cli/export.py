@@ -49,7 +49,7 @@ def export(
 
     from anchorlora.export.export import Request, refuse_export
     from anchorlora.export.export import export as write
-    from anchorlora.export.serving import commands, push, refuse_unnamed
+    from anchorlora.export.serving import commands, push, refuse_unnamed, stop_note
     from anchorlora.export.source import export_source
     from anchorlora.pages.card import card
 
@@ -68,6 +68,8 @@ def export(
             out.print(f"\nexport: {to}")
             for what, line in commands(to, source.base_model.model, merged=found.form == "merged").items():
                 out.print(f"\n{what}:\n  {line}")
+            if found.stop_token_ids:
+                out.print(f"\n{stop_note(found.stop_token_ids)}, or use --form merged")
         if repo is not None:
             address = push(to, repo)
             if not as_json:

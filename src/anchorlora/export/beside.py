@@ -13,9 +13,10 @@ from typing import Any
 from anchorlora import embedded
 from anchorlora.adapters.targets import named
 from anchorlora.config import BaseModelSettings
+from anchorlora.data.templates import stop_ids
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.models.hub import cached_folder, is_path
-from anchorlora.models.load import module_names, tokenizer_of
+from anchorlora.models.load import configured_ends, module_names, tokenizer_of
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.paths import expanded
 from anchorlora.store.adapter_config import read_config
@@ -35,10 +36,20 @@ def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) 
     settings = _without_code(base_model)
     known, folder = _place(settings)
     names = modules_of(base_model)
-    tokenizer = _at_hand(lambda: _tokenizer_in(adapter))
+    tokenizer = _at_hand(lambda: tokenizer_in(adapter))
     if tokenizer is None and known:
         tokenizer = _at_hand(lambda: tokenizer_of(settings, folder=folder))
     return _targets(sorted(layers), names, adapter), tokenizer
+
+
+def unknown_ends(tokenizer: Any, base_model: BaseModelSettings) -> list[int]:
+    """Return the tokens at which a chat template ends answers and servers of the base model do not stop."""
+    settings = _without_code(base_model)
+    known, folder = _place(settings)
+    if not known or tokenizer is None or not tokenizer.chat_template:
+        return []
+    ends = _at_hand(lambda: {*configured_ends(settings, folder=folder), tokenizer_of(settings, folder=folder).eos_token_id})
+    return [] if ends is None else sorted(stop_ids(tokenizer, ends - {None}) - ends)
 
 
 def modules_of(base_model: BaseModelSettings) -> list[str] | None:
@@ -88,7 +99,8 @@ def _place(settings: BaseModelSettings) -> tuple[bool, Path | None]:
         return False, None
 
 
-def _tokenizer_in(folder: Path) -> Any:
+def tokenizer_in(folder: Path) -> Any:
+    """Return the tokenizer that lies beside an adapter; None where there is none."""
     if not any(folder.glob("tokenizer*")):
         return None
     refuse_foreign(folder, code=False)

@@ -33,7 +33,7 @@ from anchorlora.adapters.files import fitted
 from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64, type_name
 from anchorlora.errors import InvalidValue
-from anchorlora.export.beside import beside, modules_of, terms
+from anchorlora.export.beside import beside, modules_of, terms, unknown_ends
 from anchorlora.export.serving import accepted_rank
 from anchorlora.export.source import ExportSource
 from anchorlora.geometry import Factors, scaled_change, truncated
@@ -162,6 +162,7 @@ def _adapter(source: ExportSource, rank: int | None, dtype: torch.dtype) -> Made
         "rank": written_rank,
         "max_lora_rank": accepted_rank(written_rank),
         "tokenizer": tokenizer is not None,
+        "stop_token_ids": unknown_ends(tokenizer, source.base_model),
         "logits": None,
     }
     facts |= {"dtype": type_name(dtype), "layers": layers, "error": error, "protection": kept, "base": source.base}

@@ -52,6 +52,11 @@ def serve_line(adapter_folder: Path, base_model_name: str, *, name: str) -> str:
     return f"vllm serve {shlex.quote(base_model_name)} --enable-lora --max-lora-rank {accepted_rank(rank)} --lora-modules {modules}"
 
 
+def stop_note(stops: list[int]) -> str:
+    """Return what requests to a served adapter need where its answers end at tokens that the base model does not stop at."""
+    return f'the base model does not stop where answers of the adapter end: give requests "stop_token_ids": {stops}'
+
+
 def commands(to: Path, base_model: str | None, *, merged: bool) -> dict[str, str]:
     """Return the commands that put an export to use, quoted for a shell."""
     path = shlex.quote(str(to))

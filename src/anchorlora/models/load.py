@@ -124,13 +124,13 @@ def stops_of(model: Any, tokenizer: Any) -> list[int]:
     return sorted(stop_ids(tokenizer, ends_of(model)))
 
 
-def configured_ends(settings: BaseModelSettings) -> tuple[int, ...]:
+def configured_ends(settings: BaseModelSettings, *, folder: Path | None = None) -> tuple[int, ...]:
     """Return the tokens at which the generation configuration beside a model's weights stops; no weight is read."""
+    origin = _origin(settings, folder)
     with reading(cannot_be_loaded(settings.model)):
         try:
-            configuration = GenerationConfig.from_pretrained(_origin(settings), **source_of(settings))
+            configuration = GenerationConfig.from_pretrained(origin, **source_of(settings))
         except OSError:  # there is none: transformers takes the model's configuration
-            origin = _origin(settings)
             configuration = GenerationConfig.from_model_config(_config(settings, origin, _commit(settings, origin)))
     return ends_of(SimpleNamespace(generation_config=configuration))
 

@@ -93,6 +93,7 @@ class Export(FilePart):
     versions: dict[str, str]  # library -> version
     max_lora_rank: int | None = None  # the rank that a server is started with for this adapter; null for merged weights
     tokenizer: bool = False  # True if a tokenizer lies beside the weights
+    stop_token_ids: list[int] = Field(default_factory=list)  # ends of its template's answers that the base model does not stop at
     license: str | None = None  # license that the card of the source or of the base model names, or null
     datasets: list[str] = Field(default_factory=list)  # data sets on the hub that the source's card names
 

@@ -213,12 +213,15 @@ def energy_of(part: Mapping[str, Any]) -> Energy | None:
 
 def serving(adapter: Path, request: SkillRequest) -> str:
     """Return the command that serves an adapter, or what to do where no server takes it."""
-    from anchorlora.export.serving import serve_line
+    from anchorlora.export.beside import tokenizer_in, unknown_ends
+    from anchorlora.export.serving import serve_line, stop_note
 
     try:
-        return serve_line(adapter, request.base_model.model or "", name=request.name)
+        line = serve_line(adapter, request.base_model.model or "", name=request.name)
     except InvalidValue as error:
         return str(error)
+    stops = unknown_ends(tokenizer_in(adapter), request.base_model)
+    return f"{line}  # {stop_note(stops)}" if stops else line
 
 
 def sentences(verdict: Verdict) -> list[str]:
