@@ -109,6 +109,19 @@ def test_a_damaged_skill_is_neither_shown_nor_continued_from_nor_exported(what, 
     assert not (tmp_path / "new").exists()
 
 
+def test_an_earlier_skill_belongs_to_the_weights_that_it_was_trained_on_in_whatever_folder(finished, data, tmp_path, capsys):
+    copy, other = (Path(shutil.copytree(data["model"], tmp_path / name)) for name in ("copy", "other"))
+    randomized(other / "model.safetensors")
+    words = ["--out", str(tmp_path / "new"), *FEW]
+    for option in ("--after", "--keep"):
+        new = ["train", str(other), "--data", data["questions"], option, str(finished)]
+        refused([*new, *words], capsys, f"{finished} was trained on other weights ({data['model']}) than those of {other}")
+        assert not (tmp_path / "new").exists()
+    (tmp_path / "none.jsonl").write_text('{"prompt": "a"}\n')
+    same = ["train", str(copy), "--data", str(tmp_path / "none.jsonl"), "--after", str(finished), *words]
+    refused(same, capsys, "none.jsonl, line 1")  # the next thing to be read
+
+
 def test_a_damaged_task_of_a_run_is_no_old_adapter(finished, data, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(finished, run)

@@ -42,6 +42,7 @@ OF_A_MODEL = (
     *TEMPLATES,
 )
 
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 REQUEST, TASKS = "request.yaml", "tasks.yaml"
 OWN = (TASKS, ROWS)  # in skill/, written at the beginning
 STAGES = ("before", "after", "unprotected/skill/after")  # in skill/, each with a seal of its own
@@ -95,6 +96,7 @@ def claim(request: SkillRequest, out: Path, count: Callable[[], list[dict[str, A
     with new_folder(out / SKILL) as temporary:
         TextTaskList(tasks={request.name: request.listed}).write(temporary / TASKS)
         keep_inputs(request, temporary)
+        _refuse_other_base(request, temporary)
         rows = count()  # what cannot be read is refused before anything is left behind
         compare_inputs(request, temporary)
         write_text(temporary / ROWS, json.dumps(rows, indent=1) + "\n")
@@ -132,6 +134,28 @@ def compare_inputs(request: SkillRequest, skill: Path) -> None:
         wrong = damage(skill / stage) if (skill / stage).is_dir() else None
         if wrong is not None:
             raise InvalidValue(f"{wrong}; put back what was there, or choose another --out")
+
+
+def _refuse_other_base(request: SkillRequest, skill: Path) -> None:
+    """Refuse an earlier skill of another base model: what it kept, and its adapter, are of those weights."""
+    now = _weights(request, skill)
+    for place in (expanded(place) for place in (request.after, *request.keep) if place not in (None, SELF)):
+        if (place / SKILL / INPUTS).is_file():
+            earlier = request_in(place / SKILL / REQUEST)
+            then = _weights(earlier, place / SKILL)
+            if then and now and then != now:
+                raise InvalidValue(
+                    f"{place} was trained on other weights ({earlier.base_model.model}) than those of {request.base_model.model}; "
+                    "give that model"
+                )
+
+
+def _weights(request: SkillRequest, skill: Path) -> set[str]:
+    """Hashes of the base model's weights, or its commit on the hub, as a skill wrote them down; whatever the folder's name is."""
+    known, model = read_sealed(skill / INPUTS, dict[str, str]), request.base_model.model or ""
+    folder = str(embedded.folder(model, "base_model") or expanded(model))
+    files = {value for name, value in known.items() if Path(name).suffix in WEIGHTS and str(Path(name).parent) == folder}
+    return files or {value for name, value in known.items() if name == model}
 
 
 def _own(skill: Path) -> dict[str, str]:
