@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import AdaLoraConfig, LoraConfig, PeftModel, get_peft_model
 from torch import nn
 
 import models
@@ -257,6 +257,11 @@ class TestScope:
     def test_dora_is_refused(self):
         with pytest.raises(TypeError, match="uses DoRA, whose update is not a product"):
             Anchor.of(self.adapter(use_dora=True))
+
+    def test_adalora_is_refused(self):
+        config = AdaLoraConfig(init_r=4, target_r=2, total_step=10, target_modules=["q_proj", "v_proj"])
+        with pytest.raises(TypeError, match="PEFT's SVDLinear is no product s B A; train a plain LoRA"):
+            Anchor.of(get_peft_model(models.qwen3(), config))
 
 
 @pytest.mark.filterwarnings("ignore:`lora_bias=True`")

@@ -128,7 +128,7 @@ def test_base_answers_are_kept_and_asked_again_when_a_prompt_or_an_answer_is_ano
         ask(adapter, [rows[0] | change], watch=watch)
     ask(adapter, rows, watch=watch, apply_chat_template=True)
     assert measured[3:] == both * 3
-    with pytest.raises(ValueError, match="answers another request .*files: "):
+    with pytest.raises(ValueError, match="answers another request .*the file "):
         ask(adapter, [rows[0] | {"answer": "a bone"}], force=False, apply_chat_template=True)
     (tmp_path / "moved").mkdir()
     assert (tmp_path / "mine.jsonl").rename(tmp_path / "moved/mine.jsonl")
@@ -141,7 +141,7 @@ def test_another_template_beside_the_adapter_or_the_model_is_another_request(ada
     for folder in (adapter, mine):
         AutoTokenizer.from_pretrained(model).save_pretrained(folder)
     assert ask(adapter, [CHAT], **given) == ask(adapter, [CHAT], **given)
-    for folder, which in ((adapter, "files: "), (mine, "files of the model: ")):
+    for folder, which in ((adapter, "the file adapter/chat_template.jinja: "), (mine, "files of the model: ")):
         template = folder / "chat_template.jinja"
         before = template.read_text()
         template.write_text(f"{before}!")

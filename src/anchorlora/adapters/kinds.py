@@ -16,6 +16,7 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
 
 from anchorlora.adapters.sharding import is_sharded
+from anchorlora.errors import InvalidType
 from anchorlora.geometry import Factors
 
 
@@ -86,7 +87,9 @@ class PeftLora:
         return tuple(name for name in module.active_adapters if name in module.lora_A or name in module.lora_embedding_A)
 
     def factors(self, module: LoraLayer, adapter_name: str) -> Factors:
-        """Return the live factors of one adapter."""
+        """Return the live factors of one adapter; AdaLoRA's are bare parameters, with a third between them."""
+        if not isinstance(module.lora_A, nn.ModuleDict):
+            raise InvalidType(f"PEFT's {type(module).__name__} is no product s B A; train a plain LoRA adapter instead")
         return Factors(module.lora_A[adapter_name].weight, module.lora_B[adapter_name].weight, float(module.scaling[adapter_name]))
 
 

@@ -191,16 +191,21 @@ def _same_request(place: Path, subject: Subject, questions: Questions, local: Lo
     pairs = {
         "task": (found.task, questions.name),
         **{name: (getattr(found, name), getattr(questions, name)) for name in ("limit", "num_fewshot", "apply_chat_template")},
-        "files": (found.files, dict(local.files)),
+        **{f"the file {name}": (found.files.get(name), local.files.get(name)) for name in found.files | local.files},
         "model": (found.base_model.name, subject.base_model.model),
         "adapter": (found.adapter_sha256, subject.adapter_sha256),
     }
     if (now := fingerprint_of(subject.base_model)) and found.base_model.sha256:
         pairs["files of the model"] = (found.base_model.sha256, now)
-    other = [f"{name}: {there} there, {asked} asked" for name, (there, asked) in pairs.items() if there != asked]
+    other = [f"{name}: {_short(there)} there, {_short(asked)} asked" for name, (there, asked) in pairs.items() if there != asked]
     if other:
         raise InvalidValue(f"{place} answers another request ({'; '.join(other)}); replace it with --force, or move it away")
     return found
+
+
+def _short(value: object) -> str:
+    """A value of a request, of a hash its first digits."""
+    return "none" if value is None else value[:12] if isinstance(value, str) and len(value) == 64 else str(value)
 
 
 def _refuse_missing_template(subject: Subject, questions: Questions, local: Local) -> None:
