@@ -345,6 +345,15 @@ def test_a_reference_computed_before_training_would_miss_the_history_and_is_refu
         trainer.train()
 
 
+def test_the_best_model_would_be_loaded_into_the_history_and_is_refused(tmp_path):
+    setting = SETTINGS["hard"]()
+    args = arguments(tmp_path, TRAINER[0], load_best_model_at_end=True, eval_strategy="steps", save_strategy="steps")
+    trainer = Trainer(setting.model, args, train_dataset=data(), eval_dataset=data())
+    trainer.add_callback(ProtectionCallback(setting.constraints, **setting.options()))
+    with pytest.raises(InvalidValue, match="load_best_model_at_end loads into the first of the active adapters, "):
+        trainer.train()
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("row", STAGES_REFUSED, ids=str)
 def test_trl_itself_refuses_another_name_than_default(row, note, tmp_path):

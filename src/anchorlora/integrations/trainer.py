@@ -94,12 +94,18 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
 
         Raises:
             InvalidType: The trainer has no optimizer of its own, as with FSDP1 or DeepSpeed.
-            InvalidValue: The trainer has computed its reference already, without the history.
+            InvalidValue: The trainer has computed its reference already, without the history, or would load its best model into it.
         """
         if optimizer is None:
             raise InvalidType("the trainer shows its callbacks no optimizer, so no step can be protected; use DDP or FSDP2")
         if self.anchoring["history"] is not None and getattr(args, "precompute_ref_log_probs", False):
             raise InvalidValue("precompute_ref_log_probs leaves the history out of the reference; set it to False")
+        active = getattr(model, "active_adapters", [])
+        if getattr(args, "load_best_model_at_end", False) and len(active) > 1:
+            raise InvalidValue(
+                f"load_best_model_at_end loads into the first of the active adapters, {active[0]}; set it to False, and load the best "
+                "checkpoint yourself"
+            )
         self.begin(model, optimizer)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
