@@ -13,8 +13,6 @@ Each token's loss may have a weight, through which no gradient goes:
 
     dft    p, the probability of the token (dynamic fine-tuning, arXiv 2508.05629)
     eaft   entropy of the 20 likeliest tokens among themselves, over log 20 (entropy-adaptive fine-tuning, arXiv 2601.02151)
-
-A loss returns a micro-batch's share of the window's loss, so the shares of a window add up to it.
 """
 
 from __future__ import annotations

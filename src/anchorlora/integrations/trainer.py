@@ -103,8 +103,8 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
         active = getattr(model, "active_adapters", [])
         if getattr(args, "load_best_model_at_end", False) and len(active) > 1:
             raise InvalidValue(
-                f"load_best_model_at_end loads into the first of the active adapters, {active[0]}; set it to False, and load the best "
-                "checkpoint yourself"
+                f"load_best_model_at_end loads into the first of the active adapters, {active[0]}; set it to False, and load the "
+                "best checkpoint yourself"
             )
         self.begin(model, optimizer)
 

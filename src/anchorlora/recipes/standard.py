@@ -1,9 +1,8 @@
 """The recipes of the package.
 
 `standard_cl`: the paper's protocol on a CL_Benchmark folder, for any causal language model.
-`mini`: the embedded default, a small base model and four tasks, both made by this project; a run takes half a minute on a CPU. It
-differs by a larger learning rate, since 1e-4 moves so small a model by almost nothing; micro-batches of 8, which give the same
-gradient apart from dropout masks; and one thread, so that results do not depend on their number.
+`mini`: the embedded default, a small base model and four tasks, both made by this project. It differs by a larger learning rate,
+since 1e-4 moves so small a model by almost nothing; micro-batches of 8; and one thread, so that results are the same.
 `long_sequence`: fifteen tasks in the order of the official O-LoRA scripts, all trained alike; the official script trains MNLI for
 two epochs and sets its penalties task by task.
 `qwen3_8b`, `mistral_7b`: the study's two base models with its full protocol, 3,625 optimizer steps for a run of four tasks.

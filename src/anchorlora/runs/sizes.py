@@ -1,12 +1,11 @@
 """Parameters and estimated memory of a run, from the base model's configuration alone: the model is built on torch's meta device.
+The estimate is within a fifth of torch's memory tracker over a step of the real models (`tests/study/test_sizes.py`).
 
     base model   parameters x bytes of the dtype
     blocks       LoRA factors in float32: value, gradient and two moments of the adapter that trains; values of frozen ones
     cores        float64 copies that projections work with, at the largest size, two per layer
     activations  what the backward pass needs of one micro-batch of the longest inputs, by shapes, without checkpointing
     evaluation   keys and values of one batch of the longest prompts, and what one layer computes of them
-
-`tests/study/test_sizes.py` compares the estimate with torch's memory tracker over a step of the real models: within a fifth.
 """
 
 from __future__ import annotations

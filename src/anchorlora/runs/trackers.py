@@ -5,8 +5,7 @@
 
 A run that goes on goes on at its step. Steps that were made after the last save are made again: TensorBoard shows them once, since
 the new event file begins with the step from which older ones do not count (`purge_step`); W&B keeps what it had first; MLflow keeps
-both. The trackers' own files, and the names under which W&B and MLflow find the run again, are in DIR/trackers. No tag begins
-another, as `loss` would begin `loss/news`: MLflow's file store makes folders of them.
+both. The trackers' own files, and the names under which W&B and MLflow find the run again, are in DIR/trackers.
 """
 
 from __future__ import annotations

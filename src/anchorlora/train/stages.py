@@ -13,7 +13,7 @@
                    memory.safetensors what such a method remembers now; old_text.jsonl with the new skill's own rows
                    unread.jsonl       rows of the skill, where that does not hold what its answers depend on: a later skill reads it
 
-A later skill goes on from these folders alone; it never asks for the data again.
+A later skill goes on from these folders alone.
 """
 
 from __future__ import annotations

@@ -204,7 +204,6 @@ def _same_request(place: Path, subject: Subject, questions: Questions, local: Lo
 
 
 def _short(value: object) -> str:
-    """A value of a request, of a hash its first digits."""
     return "none" if value is None else value[:12] if isinstance(value, str) and len(value) == 64 else str(value)
 
 
