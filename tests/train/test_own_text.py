@@ -30,6 +30,11 @@ def loaded_in(dtype):
     return load_base_model(settings)
 
 
+@pytest.fixture(autouse=True)
+def as_on_a_processor_without_bfloat16(monkeypatch):
+    monkeypatch.setattr(module, "multiplies_bfloat16", lambda device: False)
+
+
 @pytest.fixture
 def loaded():
     return loaded_in("float32")

@@ -13,10 +13,9 @@ from typing import Any
 from anchorlora import embedded
 from anchorlora.adapters.targets import named
 from anchorlora.config import BaseModelSettings
-from anchorlora.data.templates import stop_ids
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.models.hub import cached_folder, is_path
-from anchorlora.models.load import configured_ends, module_names, tokenizer_of
+from anchorlora.models.load import module_names, stops_beyond, tokenizer_of
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.paths import expanded
 from anchorlora.store.adapter_config import read_config
@@ -48,8 +47,7 @@ def unknown_ends(tokenizer: Any, base_model: BaseModelSettings) -> list[int]:
     known, folder = _place(settings)
     if not known or tokenizer is None or not tokenizer.chat_template:
         return []
-    ends = _at_hand(lambda: {*configured_ends(settings, folder=folder), tokenizer_of(settings, folder=folder).eos_token_id})
-    return [] if ends is None else sorted(stop_ids(tokenizer, ends - {None}) - ends)
+    return _at_hand(lambda: stops_beyond(tokenizer, settings, folder=folder)) or []
 
 
 def modules_of(base_model: BaseModelSettings) -> list[str] | None:

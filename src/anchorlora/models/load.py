@@ -124,6 +124,13 @@ def stops_of(model: Any, tokenizer: Any) -> list[int]:
     return sorted(stop_ids(tokenizer, ends_of(model)))
 
 
+def stops_beyond(tokenizer: Any, settings: BaseModelSettings, *, folder: Path | None = None) -> list[int]:
+    """Return the tokens at which answers by another tokenizer stop, and at which servers of a model do not."""
+    own = tokenizer_of(settings, folder=folder).eos_token_id
+    ends = {*configured_ends(settings, folder=folder), *([] if own is None else [own])}
+    return sorted(stop_ids(tokenizer, ends) - ends)
+
+
 def configured_ends(settings: BaseModelSettings, *, folder: Path | None = None) -> tuple[int, ...]:
     """Return the tokens at which the generation configuration beside a model's weights stops; no weight is read."""
     origin = _origin(settings, folder)
