@@ -306,7 +306,7 @@ def real_in_words() -> str:
     tuned = {name: f"{mean([run.record.scores.AA for run in runs.values()]):.0f}" for name, runs in best.items()}
     numbers = ", ".join(tuned[name] for name in names)
     return (
-        f"{', '.join(ends[:-1])}, and {ends[-1]} (AA at one rate, {len(places)} runs each); [each at its best]"
+        f"{', '.join(ends[:-1])}, and {ends[-1]} (AA at one rate, {len(places)} runs each); [each at the rate that a holdout chose]"
         f"(docs/lab/own-methods.md#on-real-text): {numbers}, and replay of 25 % {tuned['replay, 25 %']} "
         f"({len(best['fold-64'])} runs each)."
     )
