@@ -21,6 +21,7 @@ OPENED = re.compile(r"<(\w+)>\s*\Z")  # a thought that the template opens in the
 THOUGHT = re.compile(r"\s*<(\w+)>(.*?)</\1>(.*)\Z", re.DOTALL)  # before an answer's words
 EMPTY = re.compile(r"(<(\w+)>\s*</\2>|(<\|(\w+)>)\w*\s*<\4\|>)\s*\Z")  # one that it closes there at once
 CLOSED = re.compile(r"</\w+>\s*\Z")
+THINKS = "anchorlorawouldthink"  # words that no template writes
 
 
 def without_lead(text: str, lead: str) -> str:
@@ -43,21 +44,18 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
 @lru_cache(maxsize=4)
 def end_of_thought(tokenizer: Any, template: str) -> tuple[int, ...]:
     """Return the tokens by which the template ends a thought, where text without special ones would not show it; else none."""
-    thought, asked = "anchorlorawouldthink", {"role": "user", "content": ASKED}
 
-    def written(*reply: dict[str, str]) -> str:
-        with suppress(InvalidValue):
-            return rendered("", [asked, *reply], tokenizer, asking=not reply).partition(ASKED)[2]
-        return ""
+    def written(*reply: str) -> str:
+        return _written(tokenizer, *reply).partition(ASKED)[2]
 
-    said, ends = {"role": "assistant", "content": ANSWERED}, []
-    lead = written(said).removeprefix(written()).partition(ANSWERED)[0]
-    for whole in (written({**said, key: thought}) for key in THOUGHTS):
-        end, _, after = whole.partition(thought)[2].partition(ANSWERED)
+    ends: list[str] = []
+    lead = written(ANSWERED).removeprefix(written()).partition(ANSWERED)[0]
+    for whole in (written(ANSWERED, key) for key in THOUGHTS):
+        end, _, after = whole.partition(THINKS)[2].partition(ANSWERED)
         ends += [end.removesuffix(lead) or end] if after else []
     for name in dict.fromkeys(re.findall(r"<\|(\w+)>", template)):
-        whole = written({**said, "content": f"<|{name}>{thought}<{name}|>{ANSWERED}"})
-        ends += [f"<{name}|>"] if ANSWERED in whole and thought not in whole else []  # taken out of earlier answers
+        whole = written(f"<|{name}>{THINKS}<{name}|>{ANSWERED}")
+        ends += [f"<{name}|>"] if ANSWERED in whole and THINKS not in whole else []  # taken out of earlier answers
     read = (tuple(tokenizer(end.strip(), add_special_tokens=False, verbose=False).input_ids) for end in ends)
     return next((ids for ids in read if ids and not tokenizer.decode(ids[:1], skip_special_tokens=True)), ())
 
@@ -163,15 +161,11 @@ def own_words(content: str, tokenizer: Any) -> str:
 @lru_cache(maxsize=4)
 def _tags(tokenizer: Any, template: str) -> frozenset[str]:
     """Tags of a thought: the usual ones, and those in which the template opens, closes or writes one; never those of a call."""
-    thought, asked, reply = "anchorlorawouldthink", {"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}
     found = set(TAGS)
-    for said in ([], [reply], *([{**reply, key: thought}] for key in THOUGHTS)):
-        try:
-            text = rendered("", [asked, *said], tokenizer, asking=not said).partition(ASKED)[2]
-        except InvalidValue:
-            continue
-        closed = re.search(rf"<(\w+)>\s*(?:{thought}\s*)?</\1>\s*(?:{ANSWERED}|\Z)", text)
-        begun = closed or (None if said else OPENED.search(text))
+    for reply in ((), (ANSWERED,), *((ANSWERED, key) for key in THOUGHTS)):
+        text = _written(tokenizer, *reply).partition(ASKED)[2]
+        closed = re.search(rf"<(\w+)>\s*(?:{THINKS}\s*)?</\1>\s*(?:{ANSWERED}|\Z)", text)
+        begun = closed or (None if reply else OPENED.search(text))
         found |= {begun[1]} if begun else set()
     return frozenset(found)
 
@@ -179,21 +173,20 @@ def _tags(tokenizer: Any, template: str) -> frozenset[str]:
 @lru_cache(maxsize=4)
 def _key(tokenizer: Any, template: str, tag: str) -> str:
     """The key of a thought in a template that writes one of its own before one in `content`, or does not know the tag; else ""."""
-    thought = "anchorlorawouldthink"
-
-    def written(content: str, **thoughts: str) -> str:
-        try:
-            return rendered(
-                "", [{"role": "user", "content": ASKED}, {"role": "assistant", "content": content, **thoughts}], tokenizer
-            )
-        except InvalidValue:
-            return ""
-
+    once = rf"<{tag}>\s*{THINKS}\s*</{tag}>\s*{ANSWERED}"
     if not re.search(f"</?{tag}>", template):
-        of_its_own = rf"{thought}(?s:.*){ANSWERED}"
-        return next((key for key in THOUGHTS if re.search(of_its_own, written(ANSWERED, **{key: thought}))), "")
-    inside = written(f"<{tag}>\n{thought}\n</{tag}>\n\n{ANSWERED}")
-    if not re.search(rf"<{tag}>\s*(</{tag}>\s*)?<{tag}>\s*{thought}", inside):
-        return ""
-    once = rf"<{tag}>\s*{thought}\s*</{tag}>\s*{ANSWERED}"
-    return next((key for key in THOUGHTS if re.search(once, written(ANSWERED, **{key: thought}))), "")
+        once = rf"{THINKS}(?s:.*){ANSWERED}"
+    else:
+        inside = _written(tokenizer, f"<{tag}>\n{THINKS}\n</{tag}>\n\n{ANSWERED}")
+        if not re.search(rf"<{tag}>\s*(</{tag}>\s*)?<{tag}>\s*{THINKS}", inside):
+            return ""
+    return next((key for key in THOUGHTS if re.search(once, _written(tokenizer, ANSWERED, key))), "")
+
+
+def _written(tokenizer: Any, answer: str | None = None, key: str | None = None) -> str:
+    """What a template writes of a question and an answer with a thought in one of its keys; "" where it refuses them."""
+    reply = {"role": "assistant", "content": answer} | ({key: THINKS} if key else {})
+    messages: Messages = [{"role": "user", "content": ASKED}, *([reply] if answer is not None else [])]
+    with suppress(InvalidValue):
+        return rendered("", messages, tokenizer, asking=answer is None)
+    return ""
