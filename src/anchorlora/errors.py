@@ -10,6 +10,9 @@ AnchorloraError
 `- a valid run that did not finish: Stopped (ProtectionLost, NotFinite), Interrupted, Unwritten, TakenOver, Failed
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 INTERRUPTED = 75  # exit status of a program that was interrupted and can be called again
 NO_ROOM = ("MemoryError", "OutOfMemoryError")  # of Python and of torch, which is not imported here
 
@@ -77,6 +80,12 @@ class UserFileFailed(AnchorloraError, RuntimeError):
 
 class ProtectionLost(Stopped):
     """A condition that the method promises no longer holds on the live parameters."""
+
+
+def nearest_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.4) -> str:
+    """Return what a message about an unknown name ends in: the nearest names, or all where none is near."""
+    names = list(known)
+    return f"nearest: {', '.join(get_close_matches(name, names, n=most, cutoff=cutoff) or names)}"
 
 
 def message_of(error: BaseException) -> str:

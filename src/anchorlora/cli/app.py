@@ -6,7 +6,6 @@ import errno
 import re
 import sys
 import traceback
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -25,6 +24,7 @@ from anchorlora.errors import (
     Stopped,
     TakenOver,
     Unwritten,
+    nearest_names,
 )
 from anchorlora.processes import following
 
@@ -71,8 +71,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command."""
         if cmd_name not in COMMANDS:
-            near = get_close_matches(cmd_name, COMMANDS, n=2, cutoff=0.5) or list(COMMANDS)
-            raise click.UsageError(f"there is no command {cmd_name!r}; nearest: {', '.join(near)}", ctx)
+            near = nearest_names(cmd_name, COMMANDS, most=2, cutoff=0.5)
+            raise click.UsageError(f"there is no command {cmd_name!r}; {near}", ctx)
         module, _, function = COMMANDS[cmd_name].partition(":")
         if missing := _missing(module):
             raise MissingExtra(

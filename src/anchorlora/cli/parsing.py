@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anchorlora.cli.user_file import run_file
 from anchorlora.config import Recipe, RunConfig, names_of_modules
-from anchorlora.errors import InvalidType, InvalidValue, UnknownName
+from anchorlora.errors import InvalidType, InvalidValue, UnknownName, nearest_names
 from anchorlora.methods import METHODS, AdapterPlan, Method
 from anchorlora.paths import name_of_task
 
@@ -43,8 +43,7 @@ def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, 
         return RECIPES[name](), None
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        near = get_close_matches(name, RECIPES, n=3, cutoff=0.4) or list(RECIPES)
-        raise UnknownName(f"no recipe called {name!r}; nearest: {', '.join(near)}; the name of a recipe file ends in .yaml")
+        raise UnknownName(f"no recipe called {name!r}; {nearest_names(name, RECIPES)}; the name of a recipe file ends in .yaml")
     from anchorlora.store.files import load_yaml
 
     if path.resolve() in extending:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
 from anchorlora.data.manifest import LARGEST, OFFICIAL, FileFacts, Manifest, facts_of
 from anchorlora.data.prompts import AnyTask, Task
 from anchorlora.data.samples import Example
-from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora.errors import InvalidValue, UnknownName, nearest_names
 from anchorlora.paths import name_of_task, nearest
 from anchorlora.store.json import read_file
 
@@ -167,15 +166,13 @@ class Benchmark:
                     f'{path}, line {_line(path, index)}: an example is {{"label": text, "sentence": text}}, not {row!r:.80}'
                 )
             if row["label"] not in labels and not (official and split == "test"):  # MNLI's official test file has 131 labels "-"
-                near = get_close_matches(row["label"], labels, n=3, cutoff=0.3) or list(labels)
-                where = f"{path}, line {_line(path, index)}"
-                raise InvalidValue(f"{where}: the label {row['label']!r} is not in labels.json; nearest: {', '.join(near)}")
+                where, near = f"{path}, line {_line(path, index)}", nearest_names(row["label"], labels, cutoff=0.3)
+                raise InvalidValue(f"{where}: the label {row['label']!r} is not in labels.json; {near}")
             yield Example(index, row["sentence"], row["label"], place=f"{path}, example {index + 1}")
 
     def _folder(self, name: str) -> Path:
         if name not in self._groups:
-            near = get_close_matches(name, self._groups, n=3, cutoff=0.4) or self.names
-            raise UnknownName(f"no task called {name!r} in {self.root}; nearest: {', '.join(near)}")
+            raise UnknownName(f"no task called {name!r} in {self.root}; {nearest_names(name, self._groups)}")
         name_of_task(name)
         return self._groups[name]
 

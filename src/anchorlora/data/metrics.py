@@ -13,12 +13,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
 from anchorlora.data.samples import Example
-from anchorlora.errors import MissingExtra, UnknownName
+from anchorlora.errors import MissingExtra, UnknownName, nearest_names
 
 TOKEN_ACCURACY = "token_accuracy"  # of a task without answers: share of the right text's tokens that the model would have chosen
 LOSS = "loss"  # in every task's scores: mean cross-entropy per token of the right answer, in nats
@@ -309,8 +308,7 @@ METRICS: Mapping[str, type[Metric]] = {kind.name: kind for kind in _ALL}
 def metric_named(name: str) -> Metric:
     """Return a metric by its name."""
     if name not in METRICS:
-        near = get_close_matches(name, METRICS, n=3, cutoff=0.4) or list(METRICS)
-        raise UnknownName(f"no metric called {name!r:.60}; nearest: {', '.join(near)}")
+        raise UnknownName(f"no metric called {name!r:.60}; {nearest_names(name, METRICS)}")
     return METRICS[name]()
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import Constraint, ProvidesCores
 from anchorlora.data.rehearsal import Rehearsal
-from anchorlora.errors import InvalidType, InvalidValue, UnknownName
+from anchorlora.errors import InvalidType, InvalidValue, UnknownName, nearest_names
 from anchorlora.methods.adapter_plan import AdapterPlan
 from anchorlora.methods.entry import CatalogEntry
 from anchorlora.methods.preserves import Preserves
@@ -290,8 +289,7 @@ class MethodTable(dict[str, Method]):
         return next(m for m in self.values() if m.entry.default == where)
 
     def __missing__(self, name: str) -> Method:
-        near = get_close_matches(name, self, n=3, cutoff=0.4) or list(self)
-        raise UnknownName(f"no method called {name!r}; nearest: {', '.join(near)}")
+        raise UnknownName(f"no method called {name!r}; {nearest_names(name, self)}")
 
 
 def _number(method: Method, path: str, value: float) -> float:

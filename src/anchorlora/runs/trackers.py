@@ -13,13 +13,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from anchorlora.continual.callback import RunCallback, TaskState
-from anchorlora.errors import MissingExtra, UnknownName
+from anchorlora.errors import MissingExtra, UnknownName, nearest_names
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.store.files import write_text
 from anchorlora.store.log import read_events
@@ -37,8 +36,8 @@ def trackers_named(names: str) -> tuple[str, ...]:
     trackers = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
     for name in trackers:
         if name not in LOGGER_TYPE_TO_CLASS:
-            near = get_close_matches(name, LOGGER_TYPE_TO_CLASS, n=2, cutoff=0.6) or list(LOGGER_TYPE_TO_CLASS)
-            raise UnknownName(f"Accelerate has no tracker {name!r}; nearest: {', '.join(near)}")
+            near = nearest_names(name, LOGGER_TYPE_TO_CLASS, most=2, cutoff=0.6)
+            raise UnknownName(f"Accelerate has no tracker {name!r}; {near}")
         if not filter_trackers([name], TRACKERS):
             raise MissingExtra(f"--track {name} needs a package that is not installed: pip install {name.replace('_', '-')}")
     return trackers

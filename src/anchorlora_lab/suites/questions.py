@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora.errors import InvalidValue, UnknownName, nearest_names
 from anchorlora_lab.suites import mmlu
 from anchorlora_lab.suites.evaluation import PROMPTS
 
@@ -52,8 +51,7 @@ def named(tasks: Iterable[str], *, suites: Iterable[str] = (), prompts: bool = F
         raise InvalidValue(f"no suite given; --suite takes {', '.join(SUITES)}, or a comma list")
     for suite in sets:
         if suite not in SUITES:
-            near = get_close_matches(suite, SUITES, n=3, cutoff=0.4) or list(SUITES)
-            raise UnknownName(f"there is no suite {suite!r}; nearest: {', '.join(near)}")
+            raise UnknownName(f"there is no suite {suite!r}; {nearest_names(suite, SUITES)}")
     found = [*(task for suite in sets for task in SUITES[suite]), *found]
     return tuple(dict.fromkeys(found or ([] if prompts else [mmlu.NAME])))
 
