@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ from anchorlora.cli.console import above_zero_option, wrapped
 from anchorlora.config import Recipe, RunConfig
 from anchorlora.data import Encoder, TaskSource
 from anchorlora.methods import Method
-from anchorlora.runs.expected import SplitSize, examples_of, in_words, measured_in_words, measured_rate, parts_of, work_of
+from anchorlora.runs.expected import examples_of, in_words, measured_in_words, measured_rate, parts_of, work_of
 from anchorlora.store.files import dump_yaml
 
 
@@ -90,16 +91,10 @@ class _Model:
         from anchorlora.models.load import device_of, dtype_of
         from anchorlora.runs.sizes import sizes
 
-        self.recipe, self.source = recipe, _source(recipe)
+        self.recipe, source = recipe, _source(recipe)
         self.sizes = sizes(recipe, tasks=1, cumulative=False, folder=folder)
         self.device, self.dtype = device_of(recipe.base_model), dtype_of(recipe.base_model)
-        self.encoder = _encoder(recipe, folder)
-        self._parts: dict[str, tuple[SplitSize, SplitSize] | None] = {}
-
-    def parts(self, task: str) -> tuple[SplitSize, SplitSize] | None:
-        if task not in self._parts:
-            self._parts[task] = parts_of(self.recipe, self.source, self.encoder, task)
-        return self._parts[task]
+        self.parts = cache(partial(parts_of, recipe, source, _encoder(recipe, folder)))  # of a task, by its name
 
     def rate(self, at_a_time: int) -> tuple[float, str]:
         settings, threads = self.recipe.training, self.recipe.base_model.threads
