@@ -101,7 +101,7 @@ class Processes:
         """Return what the first process makes, in all processes; an error that it raises is raised in all."""
         if self.count == 1:
             return make()
-        from torch import distributed
+        import torch
 
         found: list[Any] = [None, None]
         own: Exception | None = None
@@ -110,7 +110,7 @@ class Processes:
                 found[0] = make()
             except Exception as error:
                 found[1] = own = error
-        distributed.broadcast_object_list(found, src=0, device=self._exchange)
+        torch.distributed.broadcast_object_list(found, src=0, device=torch.device(self.device))
         if found[1] is not None:
             raise own or found[1]
         return found[0]
@@ -204,12 +204,6 @@ class Processes:
         with torch.no_grad():
             while self.any(False):
                 model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=self.device), use_cache=False)
-
-    @property
-    def _exchange(self) -> Any:
-        import torch
-
-        return torch.device(self.device)
 
 
 ALONE = Processes()
