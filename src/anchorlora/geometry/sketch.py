@@ -17,7 +17,7 @@ from torch import Tensor
 
 from anchorlora.devices import in_float64, second_moment
 from anchorlora.errors import InvalidValue
-from anchorlora.geometry.spectrum import GrowingRows, Spectrum, fixed_signs, squared_norm
+from anchorlora.geometry.spectrum import GrowingRows, Spectrum, energy_of, fixed_signs
 
 EXACT = 1024  # width up to which rows are held exactly
 WIDER = 4  # columns of a sketch over the directions that are asked for
@@ -45,9 +45,7 @@ class SketchedRows:
     def add(self, rows: Tensor) -> None:
         """Add rows (n, d)."""
         rows = in_float64(rows.to(self.device))
-        energy = squared_norm(rows)
-        if not energy < float("inf"):
-            raise InvalidValue("feature rows hold NaN or infinite values; no protected subspace can be made from them")
+        energy = energy_of(rows)
         seen = second_moment(rows, _test_matrix(self.width, self.columns).to(self.device))
         self.sketch = seen if self.sketch is None else self.sketch.add_(seen)
         self.rows, self.total = self.rows + len(rows), self.total + energy

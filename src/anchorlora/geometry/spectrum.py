@@ -147,9 +147,7 @@ class GrowingRows:
         if rows.ndim != 2:
             raise InvalidValue(f"feature rows have shape (n, d), not {tuple(rows.shape)}")
         exact = in_float64(rows)
-        energy = squared_norm(exact)
-        if not energy < float("inf"):
-            raise InvalidValue("feature rows hold NaN or infinite values; no protected subspace can be made from them")
+        energy = energy_of(exact)
         self.total, self.rows, self.width = self.total + energy, self.rows + len(rows), rows.shape[1]
         self.parts.append(rows if self.moment is None else exact)
         if self.rows > min(self.width, SIDE):
@@ -193,10 +191,12 @@ class GrowingRows:
         return Spectrum(fixed_signs(torch.linalg.qr(vectors).Q), energy, self.rows, self.dropped / self.total)
 
 
-def squared_norm(rows: Tensor) -> float:
-    """The sum of the squares of rows, in one pass."""
+def energy_of(rows: Tensor) -> float:
+    """The sum of the squares of feature rows, in one pass; rows with NaN or infinite values are refused."""
     flat = rows.flatten()
-    return float(flat @ flat)
+    if not (energy := float(flat @ flat)) < float("inf"):
+        raise InvalidValue("feature rows hold NaN or infinite values; no protected subspace can be made from them")
+    return energy
 
 
 def fixed_signs(directions: Tensor) -> Tensor:
