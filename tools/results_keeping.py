@@ -197,7 +197,7 @@ def price() -> str:
     clusters = [key[1:] for key in by if key[0] == "command" and ("kl", *key[1:]) in by]  # the last variant that runs
     called = {
         "before": "before",
-        "peft": "plain LoRA at its best learning rate, PEFT with Trainer",
+        "peft": "plain LoRA at 0.0005, PEFT with Trainer",
         "plain": "the same by `train --method inc-lora`",
         "command": "**the command below**",
         "rival": "the same with `--method replay`",
@@ -212,8 +212,10 @@ def price() -> str:
 
     def between(other: str, names: Sequence[str]) -> str:
         """The interval of the command less another, over some scores."""
-        pairs = [(scores(a), scores(b)) for a, b in zip(found["command"], found[other], strict=True)]
-        low, high = interval([{n: [x - y for x, y in zip(a[n], b[n], strict=True)] for n in names} for a, b in pairs])
+        pairs = [(scores(a), scores(b), a["skill"]) for a, b in zip(found["command"], found[other], strict=True)]
+        low, high = interval(
+            [{skill if n == "new" else n: [x - y for x, y in zip(a[n], b[n], strict=True)] for n in names} for a, b, skill in pairs]
+        )
         return f"{low:+.0f} to {high:+.0f}"
 
     rows = []

@@ -33,7 +33,7 @@ def test_the_first_screen_says_for_whom_it_is_what_it_costs_and_which_command_to
     rows = [line.split("|")[1:-1] for line in region("price").splitlines() if line.startswith("|")]
     names = [
         "before",
-        "plain LoRA at its best learning rate, PEFT with Trainer",
+        "plain LoRA at 0.0005, PEFT with Trainer",
         "the same by `train --method inc-lora`",
         "**the command below**",
         "the same with `--method replay`",

@@ -102,21 +102,24 @@ def test_the_setting_of_a_row_is_the_one_of_the_log(records):
     assert {"plain", "other"} == set(settings)
     points = points_of(records)
     pairs = [(a, b) for a in points for b in points if (a.row, b.row, a.cluster) == ("other", "plain", b.cluster)]
-    less, values = difference(pairs), [{"new": [x - y for x, y in zip(a.new, b.new, strict=True)]} for a, b in pairs]
-    assert less.learned == pytest.approx(100 * fmean(fmean(each["new"]) for each in values))
+    less, values = difference(pairs), [{a.cluster[0]: [x - y for x, y in zip(a.new, b.new, strict=True)]} for a, b in pairs]
+    assert less.learned == pytest.approx(100 * fmean(fmean(*each.values()) for each in values))
     assert less.learned_interval == interval(values)
     assert less.kept == pytest.approx(fmean(a.kept - b.kept for a, b in pairs))
     assert chosen_rates(records, choosing=SKILLS) == {row: setting[0] for row, (setting, _) in settings.items()}
 
 
-def test_an_interval_is_as_wide_as_clusters_and_examples_make_it():
+def test_an_interval_is_as_wide_as_clusters_and_questions_make_it():
     draw = np.random.default_rng(1)
-    clusters = [{"a": draw.normal(shift, 1, 200).tolist()} for shift in draw.normal(0, 0.3, 40)]
-    means = [100 * fmean(cluster["a"]) for cluster in clusters]
-    low, high = interval(clusters)
-    width = 2 * 1.96 * (stdev(means) ** 2 / 40 + (100**2 / 200) / 40) ** 0.5  # between clusters, and within them
-    assert low < fmean(means) < high
-    assert high - low == pytest.approx(width, rel=0.15)
+    hard = draw.normal(0, 1, 50)  # a question's own share, the same in every cluster that is asked it
+    answers = [draw.normal(shift, 0.5, 50) + hard for shift in draw.normal(0, 0.3, 40)]
+    means = [100 * fmean(values) for values in answers]
+    between, inside = stdev(means) ** 2 / 40, (100 * 0.5) ** 2 / 50 / 40  # of clusters, and of what is drawn anew in each
+    for same in (True, False):
+        low, high = interval([{"a" if same else str(i): values.tolist()} for i, values in enumerate(answers)])
+        questions = 100**2 * hard.var() / (50 if same else 50 * 40)
+        assert low < fmean(means) < high
+        assert high - low == pytest.approx(2 * 1.96 * (between + inside + questions) ** 0.5, rel=0.15)
 
 
 def test_runs_of_a_tier_come_before_the_next_and_every_row_once():

@@ -1,7 +1,8 @@
 """From records to the frontier's table: each row's setting by the log's rule of 2026-11-25, and what it gives on the rest.
 
 Even places of every list of examples choose, odd places are reported.  Learned is the score on the new skill in percent, kept the
-mean change of old abilities in points.  Intervals are 95 % of a bootstrap over clusters (skill, seed), examples drawn inside.
+mean change of old abilities in points.  Intervals are 95 % of a bootstrap over clusters (skill, seed) and over questions: clusters
+that are asked the same ones (old abilities in all, a new skill over seeds) are asked the same draw of them.
 """
 
 from __future__ import annotations
@@ -131,14 +132,15 @@ def chosen_rates(records: Sequence[Mapping[str, Any]], *, choosing: Sequence[str
 
 
 def interval(clusters: Sequence[Mapping[str, Values]], *, draws: int = DRAWS) -> tuple[float, float]:
-    """The 95 % interval of the mean over clusters of the mean over abilities of the mean over examples, in points."""
+    """The 95 % interval of the mean over clusters of the mean over lists of the mean over examples, in points.
+
+    Lists of one name are answers to the same questions, which are drawn once for all clusters.
+    """
     draw = np.random.default_rng(0)
+    asked = sorted({(name, len(values)) for cluster in clusters for name, values in cluster.items()})
+    places = {questions: draw.integers(questions[1], size=(draws, questions[1])) for questions in asked}
     means = np.stack(
-        [
-            np.mean([draw.choice(np.asarray(values), (draws, len(values))).mean(1) for values in cluster.values()], axis=0)
-            for cluster in clusters
-        ],
-        axis=1,
+        [np.mean([np.asarray(v)[places[n, len(v)]].mean(1) for n, v in cluster.items()], axis=0) for cluster in clusters], axis=1
     )
     taken = draw.integers(len(clusters), size=means.shape)
     low, high = np.quantile(100 * np.take_along_axis(means, taken, 1).mean(1), (0.025, 0.975))
@@ -157,7 +159,7 @@ class Difference:
 
 def difference(pairs: Sequence[tuple[Point, Point]]) -> Difference:
     """Return how the first points of pairs of one cluster differ from the second ones."""
-    new = [{"new": [x - y for x, y in zip(a.new, b.new, strict=True)]} for a, b in pairs]
+    new = [{a.cluster[0]: [x - y for x, y in zip(a.new, b.new, strict=True)]} for a, b in pairs]
     old = [{k: [x - y for x, y in zip(a.changes[k], b.changes[k], strict=True)] for k in a.changes} for a, b in pairs]
     learned, kept = fmean(a.learned - b.learned for a, b in pairs), fmean(a.kept - b.kept for a, b in pairs)
     return Difference(learned, interval(new), kept, interval(old))
