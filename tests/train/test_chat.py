@@ -75,6 +75,25 @@ def test_a_template_sees_the_day_on_which_the_run_began_also_when_it_goes_on_ano
     assert prompts(tmp_path / "later") != prompts(tmp_path / "whole"), "a run that begins later sees its own day"
 
 
+def test_no_chat_both_chooses_the_scale_of_a_budget_and_tells_how_it_went(asked, data, tmp_path):
+    turns = [
+        [("user", f"{i} and two?"), ("assistant", str(i + 2)), ("user", "And one?"), ("assistant", str(i + 3))] for i in range(60)
+    ]
+    chats = [{"messages": [{"role": role, "content": words} for role, words in turn]} for turn in turns]
+    (tmp_path / "old.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    settings = {"budget": 1.0, "settings": FEW | {"test_limit": "24"}}
+    request = asked(data, template(tmp_path / "turns.jinja", TURNS), keep=[str(tmp_path / "old.jsonl")], **settings)
+    kept = train_skill(request, tmp_path / "run", methods=METHODS)
+    assert kept.kept[0].n == 24, "of 12 held-out chats, each with two answers"
+    found = json.loads((tmp_path / "run/skill/budget.json").read_text())
+    assert [found["kept"]["old"]["n"], found["tried"][0]["kept"]["old"]["n"]] == [6, 6], "half of the chats, and the other half"
+    few = asked(
+        data, request.base_model.chat_template, keep=[str(tmp_path / "old.jsonl")], budget=1.0, settings=FEW | {"test_limit": "12"}
+    )
+    with pytest.raises(InvalidValue, match="--budget needs 12 held-out rows of everything that is kept, and old has 6"):
+        train_skill(few, tmp_path / "few", methods=METHODS)
+
+
 def test_what_follows_uses_the_template_beside_the_adapter_whose_tokenizer_is_the_models(asked, data, small_model, tmp_path):
     turns = template(tmp_path / "turns.jinja", TURNS)
     first = train_skill(asked(data, turns), tmp_path / "first", methods=METHODS)

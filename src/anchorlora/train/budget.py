@@ -83,8 +83,10 @@ class WithinBudget(RunCallback):
         recipe = default_recipe().changed(self.request.settings)
         encoder, limit = Encoder(tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(model)), recipe.tasks.test_limit
         names = [part["name"] for part in facts_in(self.folder)["kept"]]
-        before = {name: [row["metrics"][LOSS] for row in scores_in(self.folder, "before")[name]] for name in names}
         kept = {name: probes_in(self.folder / "before", name).encoded(name, "test", encoder, limit=limit) for name in names}
+        rows = {name: [e.example.place for e in examples] for name, examples in kept.items()}
+        scores = scores_in(self.folder, "before")
+        before = {name: of_rows([row["metrics"][LOSS] for row in scores[name]], rows[name]) for name in names}
         skill = self.teaching.files.encoded(self.request.name, "test", encoder, limit=limit)
         trained = {layer.name: layer.current.copy() for layer in anchor.layers}
 
@@ -100,7 +102,7 @@ class WithinBudget(RunCallback):
             scale = step / STEPS
             self.teaching.tell("looking for the scale", STEPS - step, STEPS + 1)
             leave_at(anchor, trained, scale)
-            now = {name: [row[LOSS] for row in losses(name, examples)] for name, examples in kept.items()}
+            now = {name: of_rows([row[LOSS] for row in losses(name, examples)], rows[name]) for name, examples in kept.items()}
             curve.append({"scale": scale, "kept": {name: rise(before[name][::2], now[name][::2]) for name in names}})
             if all(found["most"] <= self.request.budget for found in curve[-1]["kept"].values()):
                 break
@@ -129,6 +131,23 @@ def leave_at(anchor: Anchor, trained: Mapping[str, Factors], scale: float) -> No
         with torch.no_grad():
             layer.factor("A").copy_(factors.A)
             layer.factor("B").copy_(factors.B)
+
+
+def rows_tested(folder: Path, limit: int | None) -> dict[str, int]:
+    """Return how many rows the examples come from that are tested of each kept thing: a chat is one row, whose turns are alike."""
+
+    def rows(name: str) -> int:
+        return len({example.place for example in probes_in(folder / "before", name).examples(name, "test", limit=limit)})
+
+    return {part["name"]: rows(part["name"]) if part["probes"] else 0 for part in facts_in(folder)["kept"]}
+
+
+def of_rows(values: Sequence[float], rows: Sequence[str]) -> list[float]:
+    """Return the mean over the examples of each row, so that no chat both chooses the scale and tells how it went."""
+    groups: dict[str, list[float]] = {}
+    for value, row in zip(values, rows, strict=True):
+        groups.setdefault(row, []).append(value)
+    return [mean(group) for group in groups.values()]
 
 
 def rise(before: Sequence[float], after: Sequence[float]) -> dict[str, float]:

@@ -33,7 +33,7 @@ from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.seal import sealed_folder
 from anchorlora.train import price
-from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear
+from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear, rows_tested
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
 from anchorlora.train.kept import OWN_SHARE, counted_at, refuse_repeated
 from anchorlora.train.request import (
@@ -235,7 +235,7 @@ def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, conduct: Mapp
     teaching.say("training")
     try:
         if request.budget is not None:
-            refuse_few({part["name"]: part["probes"] for part in facts_in(folder)["kept"]})
+            refuse_few(rows_tested(folder, recipe.tasks.test_limit))
         numbers = request.numbers_in({request.method: method})
         run(method, recipe, out, *([] if request.budget is None else [WithinBudget(teaching)]), numbers=numbers)
     except (InvalidValue, InvalidType, UnknownName, MissingExtra) as error:
