@@ -137,6 +137,31 @@ def test_training_that_is_taken_up_again_keeps_a_fresh_blocks_protection(given, 
         assert not torch.equal(layer.factor("B"), layer.start_factor("B"))  # it goes on training
 
 
+class OutOfMemoryOnce(Trainer):
+    """A trainer whose third batch does not fit into memory."""
+
+    batches = 0
+
+    def training_step(self, *args, **named):
+        self.batches += 1
+        if self.batches == 3:
+            raise RuntimeError("CUDA out of memory.")
+        return super().training_step(*args, **named)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_that_starts_over_with_smaller_batches_keeps_a_fresh_blocks_protection(tmp_path):
+    """The block has learned by then, but its constraints are those that were chosen before."""
+    setting = SETTINGS["hard"]()
+    callback = ProtectionCallback(**setting.options())
+    settings = arguments(tmp_path, TRAINER[1], auto_find_batch_size=True)
+    trainer = OutOfMemoryOnce(setting.model, settings, train_dataset=data(), callbacks=[callback])
+    trainer.train()
+    assert (trainer.state.global_step, trainer._train_batch_size) == (settings.max_steps, 3)
+    assert measure(callback.anchor).exact
+    assert not torch.equal(callback.anchor.layers[0].factor("B"), callback.anchor.layers[0].start_factor("B"))
+
+
 class Replaces(TrainerCallback):
     """A callback of somebody else's that puts a new parameter into the model in the middle of training."""
 

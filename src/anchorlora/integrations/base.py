@@ -39,17 +39,19 @@ class CallbackBase:
         self.anchoring: dict[str, Any] = {"cores": cores, "wides": wides, "adapter_name": adapter_name, "history": history}
         self.anchor, self.own_anchor = anchor, anchor is not None
         self.stack = ExitStack()
-        self.chosen: list[Constraint] | None = None  # of the model before a checkpoint was loaded, where none are given
+        self.chosen: list[Constraint] | None = None  # of the model before a checkpoint or a first try, where none are given
         self.active: list[ActiveConstraint] = []
 
     def begin(self, model: nn.Module, optimizer: Any) -> None:
-        """Start to protect. A second call before `end`, as when a trainer starts over, keeps the first anchor."""
-        again = bool(self.active)
+        """Start to protect. A second call before `end`, as when a trainer starts over, keeps the first anchor and constraints."""
+        again, chosen = bool(self.active), self.chosen
         self.release()
         if self.anchor is None or not (self.own_anchor or (again and self.anchor.replaced() is None)):
             self.anchor = Anchor.of(model, **self.anchoring)
         how: dict[str, Any] = {"check_every": self.check_every, "also_training": self.also_training}
-        constraints = (self.chosen or constraints_for(self.anchor)) if self.constraints is None else self.constraints
+        if self.constraints is None:
+            self.chosen = chosen or constraints_for(self.anchor)
+        constraints = self.chosen if self.constraints is None else self.constraints
         self.active = self.stack.enter_context(protect(optimizer, self.anchor, constraints, **how))
         needy = [type(c).__name__.strip("_") for c in self.active if type(c).loss is not ActiveConstraint.loss]
         if needy:
@@ -58,12 +60,12 @@ class CallbackBase:
 
     def end(self) -> None:
         """Verify the constraints a last time, remove the hooks, and release frozen factors."""
-        self.active = []
+        self.active, self.chosen = [], None
         self.stack.close()
 
     def release(self, error: BaseException | None = None) -> None:
         """Release everything after an exception."""
         error = error or RuntimeError("the training was given up")
-        self.active = []
+        self.active, self.chosen = [], None
         stack, self.stack = self.stack, ExitStack()
         stack.__exit__(type(error), error, error.__traceback__)
