@@ -49,9 +49,9 @@ class CallbackBase:
         if self.anchor is None or not (self.own_anchor or (again and self.anchor.replaced() is None)):
             self.anchor = Anchor.of(model, **self.anchoring)
         how: dict[str, Any] = {"check_every": self.check_every, "also_training": self.also_training}
+        constraints: Sequence[Constraint] = self.constraints or ()
         if self.constraints is None:
-            self.chosen = chosen or constraints_for(self.anchor)
-        constraints = self.chosen if self.constraints is None else self.constraints
+            constraints = self.chosen = chosen or constraints_for(self.anchor)
         self.active = self.stack.enter_context(protect(optimizer, self.anchor, constraints, **how))
         needy = [type(c).__name__.strip("_") for c in self.active if type(c).loss is not ActiveConstraint.loss]
         if needy:
