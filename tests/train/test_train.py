@@ -17,6 +17,7 @@ from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
 from anchorlora.data import Encoder, examples_of, read_samples, sample_files
 from anchorlora.data import text as text_data
+from anchorlora.data.holdout import RowHashes
 from anchorlora.features import read_cores
 from anchorlora.methods import METHODS
 from anchorlora.models import session
@@ -206,8 +207,27 @@ def test_rows_of_one_file_are_read_again_where_they_are_left_in_several_forms(ro
     assert [example.label for example in again] == [e.label for probe in probes for e in examples_of(read_samples([probe]))]
     tokenizer = tokenizer_of(BaseModelSettings(model="embedded:mini"))
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    (counts,) = counted_at(str(tmp_path), None, Encoder(tokenizer, max_tokens=100))
+    (counts,) = counted_at(str(tmp_path), None, Encoder(tokenizer, max_tokens=100), RowHashes("new"))
     assert counts["held_out"] == counts["read"] == len(probes)
+
+
+def test_rows_that_measure_what_is_kept_and_are_trained_on_are_counted(tmp_path):
+    """As of a file that has grown since, and of a skill that is taught again."""
+    old = [{"prompt": f"{i} is", "completion": f" {i + 1}"} for i in range(40)]
+    kept = written(tmp_path / "old.jsonl", old)
+    _, probes = held_out(kept, read_samples(old))
+    run = tmp_path / "run/skill/after/probes"
+    run.mkdir(parents=True)
+    write_lines(run / "earlier.jsonl", probes)
+    new = [{"prompt": f"{i} was", "completion": f" {i - 1}"} for i in range(40)]
+    for data, places, shared in ((new, [kept], False), (new + probes[:3], [kept, str(tmp_path / "run")], True)):
+        given = {"base_model": {"model": "embedded:mini"}, "data": written(tmp_path / "new.jsonl", data), "keep": places}
+        request = skill_request(given, same_size=False, method="inc-lora", methods=METHODS)
+        files = files_of(request)
+        learned = {sample.content for sample in files.rows_of(request.name, "train")}
+        expected = sum(probe["prompt"] + probe["completion"] in learned for probe in probes)
+        assert [each["also_learned"] for each in _counted(request, files) if each["use"] != "learned"] == [expected] * len(places)
+        assert bool(expected) == shared, "one that is held out of both is not trained on"
 
 
 def test_answers_that_are_longer_than_what_is_generated_are_told(tmp_path):

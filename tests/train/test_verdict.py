@@ -220,6 +220,11 @@ NONE = dict.fromkeys(("repeated", "together", "cut", "skipped", "long", "unknown
             ["3 of 50 rows of the test file have the text, prompt or beginning of a row that is trained on"],
         ),
         ("tested", {"also_learned": 0}, []),
+        (
+            "kept",
+            {"also_learned": 2},
+            ["2 of 9 held-out rows have the text, prompt or beginning of a row that is trained on, so they"],
+        ),
         ("kept", {"skipped": 4}, ["4 rows have no answer, and are not measured"]),
         ("measured", {"long": 5}, ["5 rows have an answer that takes --max-length alone, and are not measured"]),
         ("learned", {"empty": 2}, ["2 rows have an empty answer, and the model is taught to say nothing there; take them out if"]),

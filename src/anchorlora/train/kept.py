@@ -103,8 +103,10 @@ def _titles(skill: Path) -> dict[str, str | None]:
     return {each["name"]: each.get("title") for each in facts["kept"]} | {request["name"]: request.get("title")}
 
 
-def counted_at(place: str, columns: str | None, encoder: Encoder) -> list[dict[str, Any]]:
-    """Return how many rows a place of `--keep` or `--after` has of each thing that it stands for, and of how many of them what."""
+def counted_at(place: str, columns: str | None, encoder: Encoder, learned: RowHashes) -> list[dict[str, Any]]:
+    """Return how many rows a place of `--keep` or `--after` has of each thing that it stands for, and of how many of them what;
+    `also_learned` are those that measure it and are trained on now.
+    """
     if place == SELF:
         return []
     skill = Path(place) / SKILL
@@ -117,6 +119,7 @@ def counted_at(place: str, columns: str | None, encoder: Encoder) -> list[dict[s
             if len(unfit) == len(samples):
                 raise _unmeasured(next(iter(unfit.values())), len(samples))
             held = len(samples) - len(unfit)
+            found["also_learned"] = learned.shared_with(s for n, s in enumerate(samples) if n not in unfit)
             parts.append({"name": file.stem, "source": place, "use": "measured", **found, "held_out": held, "unfit": [*unfit]})
         return parts
     samples = _samples(place, columns, MOST_ROWS + 1)
@@ -125,7 +128,8 @@ def counted_at(place: str, columns: str | None, encoder: Encoder) -> list[dict[s
     _, probes = held_out(place, samples, unfit=unfit)
     if not probes:
         raise _unmeasured(next(iter(unfit.values())), len(samples))
-    found |= {"held_out": len(probes), "more": more, "unfit": [*unfit]}
+    measured = samples_of(((place, row) for row in probes), source=place, mixed=True)
+    found |= {"held_out": len(probes), "more": more, "unfit": [*unfit], "also_learned": learned.shared_with(measured)}
     return [{"name": name_of_data(place), "source": place, "use": "kept", **found}]
 
 

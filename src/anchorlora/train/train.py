@@ -287,7 +287,8 @@ def _counted(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, 
             found = files.counted(name, split, encoder, test_limit=recipe.tasks.test_limit, tell=told)
             held = files.held_out(name) if use == "learned" else found["read"]
             rows.append({"name": name, "source": place, "use": use, **found, "held_out": held})
-    kept = [each for place in earlier_places(request) for each in counted_at(place, request.keep_columns, encoder)]
+    learned, places = files.learned(name), earlier_places(request)
+    kept = [each for place in places for each in counted_at(place, request.keep_columns, encoder, learned)]
     held_out = [(each["name"], each["held_out"]) for each in kept]
     held_out += [(SELF, max(1, request.own // OWN_SHARE)) for place in request.keep if place == SELF]
     refuse_repeated([kept_name for kept_name, _ in held_out], name)

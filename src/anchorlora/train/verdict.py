@@ -318,9 +318,11 @@ def _counted(rows: Mapping[str, Any]) -> list[str]:
         same = f" ({rows['repeated']:,} its whole text)" if 0 < rows["repeated"] < rows["together"] else ""
         said.append(f"{rows['together']:,} rows repeat the text, prompt or beginning of another{same}{side}")
     if rows.get("also_learned"):
+        which = f"{rows['held_out']:,} held-out rows" if kept else f"{rows['read']:,} rows of the test file"
+        remedy = "take that out of what is learned, or keep other rows" if kept else "test on other rows"
         said.append(
-            f"{rows['also_learned']:,} of {rows['read']:,} rows of the test file have the text, prompt or beginning of a row that "
-            "is trained on, so they are not held out; test on other rows"
+            f"{rows['also_learned']:,} of {which} have the text, prompt or beginning of a row that is trained on, so they are not "
+            f"held out; {remedy}"
         )
     if rows["skipped"]:
         unmeasured = ", and are not measured" if kept else ", and are left out"
