@@ -145,6 +145,7 @@ BROKEN = [
         "a.jsonl, line 2: not complete JSON: Expecting value at character 9; give one JSON",
     ),
     ("a.jsonl", b'{"text": "a"}\n\xff\xfe\n', "a.jsonl, line 2: not UTF-8; save the file as UTF-8"),
+    ("a.csv", "prompt,completion\na,b\n".encode("utf-16"), "a.csv, line 1: not UTF-8; save the file as UTF-8"),
     ("a.csv", b"prompt,completion\na,b\nc,d,e\n", "a.csv, line 3: more fields than the 2 that the first line names; put text"),
     ("a.jsonl", b"[" * 100_000, "a.jsonl, line 1: nested too deeply"),
     ("a.jsonl", b'{"text": ' + b"1" * 5000 + b"}", "a.jsonl, line 1: holds a number that is too long"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
 
 import models
@@ -293,6 +294,16 @@ def test_the_same_size_trains_the_old_adapter_further(taught, data, tmp_path):
     found = verdict(out)
     assert (found["rank"], found["protection"]["method"], found["protection"]["exact"]) == (16, "sfor", True)
     assert share(change(out, before=taught / "adapter"), read_cores(taught / "skill/after/cores.safetensors")) < 1e-7
+
+
+def test_an_old_adapter_that_has_learned_nothing_is_not_trained_further_with_its_b_frozen(taught, data, tmp_path, capsys):
+    old = Path(shutil.copytree(taught / "adapter", tmp_path / "old"))
+    tensors = load_file(old / "adapter_model.safetensors")
+    save_file({n: t * 0 if "lora_B" in n else t for n, t in tensors.items()}, old / "adapter_model.safetensors")
+    words = ["--data", data["questions"], "--keep", data["reviews"], "--same-size", "--out", str(tmp_path / "out"), *FEW]
+    assert main(["train", "embedded:mini", "--adapter", str(old), *words]) == 2
+    assert f"B of {old} is zero, so nothing would be learned; leave --same-size out" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_chat_teaches_a_model_that_gets_its_template_from_a_file(tmp_path):

@@ -30,6 +30,32 @@ def learned(before, after, margin=DEFAULT_MARGIN, **how):
     return judge_learned(Comparison.of(scores(*before, **how), scores(*after, **how)), margin)
 
 
+@given(
+    chats=st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.sampled_from([0.0, 1.0]), LOSSES, LOSSES), min_size=1, max_size=12),
+    turns=st.integers(2, 4),
+)
+def test_turns_that_repeat_one_another_say_no_more_than_one_of_them(chats, turns):
+    alone = [scores([chat[side] for chat in chats], [chat[2 + side] for chat in chats]) for side in (0, 1)]
+    together = [[one | {"row": i} for i, one in enumerate(side) for _ in range(turns)] for side in alone]
+    one, several = Comparison.of(*alone), Comparison.of(*together)
+    assert (several.n, several.flips) == (one.n, one.flips)
+    for name in ("metric", "loss"):
+        for values in zip(*(getattr(found, name).interval for found in (one, several)), strict=True):
+            assert values[0] == pytest.approx(values[1], abs=1e-9)
+
+
+@given(st.lists(st.lists(st.tuples(LOSSES, LOSSES), min_size=1, max_size=4), min_size=2, max_size=6))
+def test_the_mean_over_chats_of_any_length_is_that_of_all_answers(chats):
+    sides = [
+        [one | {"row": i} for i, chat in enumerate(chats) for one in scores([0] * len(chat), [turn[side] for turn in chat])]
+        for side in (0, 1)
+    ]
+    found = Comparison.of(*sides)
+    assert found.n == len(chats)
+    for value, side in ((found.loss.before, 0), (found.loss.after, 1)):
+        assert value == pytest.approx(sum(turn[side] for chat in chats for turn in chat) / sum(map(len, chats)), abs=1e-9)
+
+
 def test_answers_that_got_lost_are_worse_though_the_loss_is_equal():
     found = kept(([1] * 40, [0.5] * 40), ([0, 1] * 20, [0.5] * 40))
     assert (found.verdict, found.state) == ("worse", "bad")

@@ -88,7 +88,7 @@ class PeftLora:
 
     def factors(self, module: LoraLayer, adapter_name: str) -> Factors:
         """Return the live factors of one adapter; AdaLoRA's are bare parameters, with a third between them."""
-        if not isinstance(module.lora_A, nn.ModuleDict):
+        if isinstance(module.lora_A, nn.ParameterDict):
             raise InvalidType(f"PEFT's {type(module).__name__} is no product s B A; train a plain LoRA adapter instead")
         return Factors(module.lora_A[adapter_name].weight, module.lora_B[adapter_name].weight, float(module.scaling[adapter_name]))
 

@@ -126,6 +126,8 @@ def _csv(path: Path) -> Rows:
         line = 0
         try:
             first = file.readline()
+            if not first.isascii() and any("\udc80" <= character <= "\udcff" for character in first):
+                raise InvalidValue(f"{path}, line 1: not UTF-8; save the file as UTF-8")
             columns = {mark: len(next(csv.reader([first], delimiter=mark), ())) for mark in SEPARATORS}
             mark = "," if columns[","] > 1 else max(columns, key=lambda each: columns[each])
             file.seek(0)

@@ -82,7 +82,7 @@ class Turned:
 class Comparison:
     """A model before and after, over the same examples."""
 
-    n: int  # examples
+    n: int  # examples; a chat is one, however many turns of it are answered
     metric: Change  # the primary one, in percent
     loss: Change  # of the right answers, in nats per token
     flips: Turned | None  # None where answers are more than right and wrong
@@ -90,14 +90,15 @@ class Comparison:
     @classmethod
     def of(cls, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Comparison:
         """Return the comparison of the scores of all examples, as `scores.json` has them."""
+        rows = [scores.get("row", i) for i, scores in enumerate(before)]
 
         def pairs(name: str, unit: float) -> Paired:
-            return Paired(*([unit * scores["metrics"][name] for scores in side] for side in (before, after)))
+            return Paired(*(_by_row([unit * scores["metrics"][name] for scores in side], rows) for side in (before, after)))
 
         name = next(iter(before[0]["metrics"]))
         flips = pairs(name, 1.0).flips
         turned = None if flips is None else Turned(len(flips.gained), len(flips.lost))
-        return cls(len(before), Change.of(name, pairs(name, 100.0)), Change.of(LOSS, pairs(LOSS, 1.0)), turned)
+        return cls(len({*rows}), Change.of(name, pairs(name, 100.0)), Change.of(LOSS, pairs(LOSS, 1.0)), turned)
 
     def largest(self, *, worse: bool) -> float:
         """Return the largest drop, or rise, of the metric in points that the interval, and what few rows miss, do not exclude."""
@@ -109,6 +110,14 @@ class Comparison:
         elif self.metric.name != TOKEN_ACCURACY or self.n < LEAST:
             bound = max(bound, 100 * most_share(0, self.n))
         return float(min(100.0, max(0.0, bound)))
+
+
+def _by_row(values: Sequence[float], rows: Sequence[Any]) -> list[float]:
+    """A value a row, whose mean is that of all values: turns of one chat are alike, so they are drawn together."""
+    sums: dict[Any, float] = {}
+    for value, row in zip(values, rows, strict=True):
+        sums[row] = sums.get(row, 0.0) + value
+    return [total * (len(sums) / len(values)) for total in sums.values()]
 
 
 @dataclass(frozen=True)

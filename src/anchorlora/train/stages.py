@@ -19,6 +19,7 @@ A later skill goes on from these folders alone.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -290,8 +291,12 @@ def scored(
         scorer = Scorer.of(adapted, session.tokenizer, evaluation, **how)
         with without_empty(adapted):
             answers = scorer.score(task, examples, count=counting.read, watch=counting.answered)
+        of_row = Counter(e.example.place for e in examples)
         found[name] = [
             {"text": a.text, "gold": a.gold, "metrics": dict(a.scores), "prompt_sha256": e.prompt_sha256}
+            | (
+                {"row": e.example.place} if e.example.place and of_row[e.example.place] > 1 else {}
+            )  # one of several turns of a chat
             for a, e in zip(answers, examples, strict=True)
         ]
     return found

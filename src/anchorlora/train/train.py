@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anchorlora.adapters import NOTHING
+from anchorlora.adapters import NOTHING, read_adapter
 from anchorlora.config import Recipe
 from anchorlora.constraints import Freeze
 from anchorlora.continual.callback import RunCallback, Tell
@@ -318,11 +318,14 @@ def _refuse_early(request: SkillRequest, method: Method) -> None:
                 f"FILE instead, or continue with --method {instead}"
             )
     frozen = {part.factor for part in method.constraints if isinstance(part, Freeze)}
-    if request.adapter is None and method.plan.family == "shared" and "B" in frozen:
-        raise InvalidValue(
-            f"{method.name} trains A alone, and B of a new adapter is zero, so nothing would be learned; give --adapter, --after, "
-            "or take --method inc-lora-hard"
-        )
+    if method.plan.family == "shared" and "B" in frozen:
+        old = {} if request.adapter is None else read_adapter(request.adapter, beside={})
+        if not any(factors.B.any() for factors in old.values()):
+            instead = "give --adapter, --after, or" if request.adapter is None else "leave --same-size out, or"
+            raise InvalidValue(
+                f"{method.name} trains A alone, and B of {request.adapter or 'a new adapter'} is zero, so nothing would be "
+                f"learned; {instead} take --method inc-lora-hard"
+            )
     if request.adapter is not None and isinstance(method.plan, GatedPerTask):
         raise InvalidValue(
             f"{method.name} weighs earlier blocks by gates, which no adapter holds; take --method {EXACT}, or keep text with "

@@ -191,7 +191,7 @@ def _same_request(place: Path, subject: Subject, questions: Questions, local: Lo
     pairs = {
         "task": (found.task, questions.name),
         **{name: (getattr(found, name), getattr(questions, name)) for name in ("limit", "num_fewshot", "apply_chat_template")},
-        **{f"the file {name}": (found.files.get(name), local.files.get(name)) for name in found.files | local.files},
+        **{f"the file {name}": (found.files.get(name), local.files.get(name)) for name in {**found.files, **local.files}},
         "model": (found.base_model.name, subject.base_model.model),
         "adapter": (found.adapter_sha256, subject.adapter_sha256),
     }
