@@ -119,10 +119,7 @@ class Scores:
 
     @property
     def forgetting(self) -> float | None:
-        """FM in percentage points: best accuracy before the last task minus the final one, mean over earlier tasks.
-
-        None for a single task.
-        """
+        """FM in percentage points: best accuracy before the last task less the final one, mean over earlier tasks; None for one."""
         last = self.a[-1]
         best = [max(row[i] for row in self.a[i:-1]) for i in range(len(last) - 1)]
         return fmean([b - final for b, final in zip(best, last, strict=False)]) if best else None

@@ -61,10 +61,7 @@ class Progress:
         return cls(number, step, seconds, {name: t.cpu().clone() for name, t in tensors.items()}, dict(rows.stores))
 
     def restore(self, optimizer: Optimizer, *, steps: int, rank: int = 0) -> None:
-        """Load parameters, optimizer state and random generators; the rows go to `FeatureStore.collect` before.
-
-        Call it while the constraints hold, so that what they freeze is frozen.
-        """
+        """Load parameters, optimizer state and generators, while the constraints hold; rows go to `FeatureStore.collect` before."""
         parameters = _training_parameters(optimizer)
         self._refuse_misfit(parameters, steps)
         for i, parameter in parameters.items():

@@ -44,10 +44,7 @@ class Encoded:
 
 
 class EncodedExamples(Sequence[Encoded]):
-    """A list of tokenized examples that is kept in a temporary file; in memory, each takes some thirty bytes.
-
-    The file has no name, so it goes with the process.
-    """
+    """A list of tokenized examples in a temporary file without a name, so that each takes some thirty bytes of memory."""
 
     def __init__(self, examples: Iterable[Encoded] = ()) -> None:
         self._file: Any = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this object

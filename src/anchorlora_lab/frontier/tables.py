@@ -101,10 +101,7 @@ def settings_of(points: Sequence[Point]) -> dict[Setting, list[Point]]:
 
 
 def chosen(points: Sequence[Point]) -> dict[str, tuple[Setting, bool]]:
-    """Each row's setting by the rule, and whether it learns as much as plain LoRA; `points` are those that choose.
-
-    Rows are compared on the clusters that they share with plain LoRA.
-    """
+    """Each row's setting by the rule at `points`, and whether it learns as much as plain LoRA, on the clusters that both have."""
     rows: dict[str, list[Point]] = {}
     for point in points:
         rows.setdefault(point.row, []).append(point)
@@ -132,10 +129,7 @@ def chosen_rates(records: Sequence[Mapping[str, Any]], *, choosing: Sequence[str
 
 
 def interval(clusters: Sequence[Mapping[str, Values]], *, draws: int = DRAWS) -> tuple[float, float]:
-    """The 95 % interval of the mean over clusters of the mean over lists of the mean over examples, in points.
-
-    Lists of one name are answers to the same questions, which are drawn once for all clusters.
-    """
+    """The 95 % interval of the mean over clusters, lists, and examples, in points; lists of one name answer the same questions."""
     draw = np.random.default_rng(0)
     asked = sorted({(name, len(values)) for cluster in clusters for name, values in cluster.items()})
     places = {questions: draw.integers(questions[1], size=(draws, questions[1])) for questions in asked}
