@@ -361,7 +361,7 @@ fold_16 = CatalogEntry(
 )
 fold_64 = CatalogEntry(
     about="[`fold-16`](fold-16.md) with a history of four times the rank: several blocks have room before anything is cut.",
-    when="The default of `anchorlora train`. A first skill is the same as with `fold-16`; later skills cost earlier ones less.",
+    when="The default of `anchorlora train`. A first skill is the same as with `fold-16`; later skills have more room.",
     default="new block",
     place=25,
     compared_with=("fold-16", "sensitive-core"),
