@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -166,8 +167,9 @@ class Benchmark:
                     f'{path}, line {_line(path, index)}: an example is {{"label": text, "sentence": text}}, not {row!r:.80}'
                 )
             if row["label"] not in labels and not (official and split == "test"):  # MNLI's official test file has 131 labels "-"
-                where, near = f"{path}, line {_line(path, index)}", nearest_names(row["label"], labels, cutoff=0.3)
-                raise InvalidValue(f"{where}: the label {row['label']!r} is not in labels.json; {near}")
+                near = get_close_matches(row["label"], labels, n=3, cutoff=0.3) or list(labels)
+                where = f"{path}, line {_line(path, index)}"
+                raise InvalidValue(f"{where}: the label {row['label']!r} is not in labels.json; nearest: {', '.join(near)}")
             yield Example(index, row["sentence"], row["label"], place=f"{path}, example {index + 1}")
 
     def _folder(self, name: str) -> Path:

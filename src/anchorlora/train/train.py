@@ -14,6 +14,7 @@ from anchorlora.config import Recipe
 from anchorlora.constraints import Freeze
 from anchorlora.continual.callback import RunCallback, Tell
 from anchorlora.data import Encoder, TextFiles
+from anchorlora.data.holdout import RowHashes
 from anchorlora.data.templates import refuse_deaf
 from anchorlora.errors import AnchorloraError, Interrupted, InvalidType, InvalidValue, MissingExtra, Stopped, UnknownName
 from anchorlora.methods import METHODS, Method
@@ -287,7 +288,8 @@ def _counted(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, 
             found = files.counted(name, split, encoder, test_limit=recipe.tasks.test_limit, tell=told)
             held = files.held_out(name) if use == "learned" else found["read"]
             rows.append({"name": name, "source": place, "use": use, **found, "held_out": held})
-    learned, places = files.learned(name), earlier_places(request)
+    places = earlier_places(request)
+    learned = RowHashes(name) if {*places} <= {SELF} else files.learned(name)
     kept = [each for place in places for each in counted_at(place, request.keep_columns, encoder, learned)]
     held_out = [(each["name"], each["held_out"]) for each in kept]
     held_out += [(SELF, max(1, request.own // OWN_SHARE)) for place in request.keep if place == SELF]
