@@ -11,8 +11,8 @@ in a process of its own, whose CPU seconds and peak memory count, and is tested 
     rival     the same with --method replay: plain LoRA with the model's own text in the mix
     kl        the same with --method replay-kl: one own text for each chat, and the divergence from the model before on it
 
-    plain-chain, ..    the same for labels; then card, and then passage, with --after: all skills so far are tested. Plain LoRA
-                       trains the same adapter further.
+    plain-chain, ..    the same for labels; then card, and then passage, with --after: all skills so far are tested, on more
+                       examples than elsewhere. Plain LoRA trains the same adapter further.
 
 Run: python -m benchmarks.first_command OUT MODEL DATA [SKILL,.. [SEED,..]]; called again, only what is missing.  OUT/records.jsonl
 holds a line a run; MODEL is a chat model's folder, DATA holds standard_cl. "chain" among the skills runs the chains.
@@ -31,6 +31,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
 from anchorlora_lab.frontier.bench import append, read_records
 from anchorlora_lab.frontier.engine import Subject
@@ -38,7 +39,7 @@ from anchorlora_lab.frontier.measures import Measures, Sizes
 from anchorlora_lab.frontier.skills import Skill, skills
 
 SKILLS, SEEDS = ("labels", "card", "passage", "style"), (42, 7, 2026)
-CHAIN = ("labels", "card", "passage")
+CHAIN = {"labels": 400, "card": 200, "passage": 200}  # and how many examples tell what is kept of each
 BEFORE = "before"
 PEFT = "peft"
 VARIANTS = {
@@ -59,12 +60,14 @@ if more := os.environ.get("ANCHORLORA_VARIANTS"):  # NAME=WORDS or NAME=WORDS>NE
     NEXT = {name: words.split() for name, (_, _, words) in said.items()}
 
 
-def write_data(skill: Skill, seed: int, path: Path) -> None:
-    """Write a skill's training chats, as people have them."""
-    rows = [
-        {"messages": [{"role": "user", "content": item.prompt}, {"role": "assistant", "content": item.answer}]}
-        for item in skill.drawn(Sizes().train, seed)
-    ]
+def write_data(skill: Skill, seed: int, path: Path, model: str) -> None:
+    """Write a skill's training chats, as people have them; for a model without a chat template, prompts and completions."""
+    drawn = skill.drawn(Sizes().train, seed)
+    if AutoTokenizer.from_pretrained(model).chat_template:
+        turns = [(("user", item.prompt), ("assistant", item.answer)) for item in drawn]
+        rows: list[dict[str, Any]] = [{"messages": [{"role": role, "content": text} for role, text in pair]} for pair in turns]
+    else:
+        rows = [{"prompt": f"{item.prompt}\n", "completion": item.answer} for item in drawn]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -72,7 +75,7 @@ def write_data(skill: Skill, seed: int, path: Path) -> None:
 def by_peft(model: str, file: Path, out: Path, seed: int) -> None:
     """Train as PEFT's pages show it, with a tenth of the chats held out; save the adapter and the merged weights."""
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
     from benchmarks.training import right_padded
 
@@ -128,7 +131,7 @@ def scores(model: str, data: Path, skill: Skill, out: Path) -> dict[str, Any]:
 def trained(out: Path, model: str, data: Path, skill: Skill, seed: int, variant: str, words: list[str]) -> dict[str, Any]:
     """Train a variant on a skill; return what it cost. Its merged weights lie in OUT/merged."""
     run, merged, file = out / "runs" / f"{skill.name}-{seed}-{variant}", out / "merged", out / "data" / f"{skill.name}-{seed}.jsonl"
-    write_data(skill, seed, file)
+    write_data(skill, seed, file, model)
     shutil.rmtree(merged, ignore_errors=True)
     if variant == PEFT:
         cost = timed(PEFT, model, str(file), str(run), str(seed), module="benchmarks.first_command")
@@ -148,8 +151,17 @@ def one(out: Path, model: str, data: Path, skill: Skill, seed: int, variant: str
     print(f"{skill.name}-{seed} {variant}: new {percent(found['new'])} {old_of(found)} {cost}", flush=True)
 
 
+def answered(model: str, skill: Skill, out: Path) -> list[float]:
+    """Answers of a model's folder on a new skill alone."""
+    subject = Subject.of(model, out / "made")
+    with subject.scaled(0.0):
+        said = subject.answers([item.prompt for item in skill.test], max_new_tokens=skill.max_new_tokens)
+    return [skill.score(text, item.answer) for text, item in zip(said, skill.test, strict=True)]
+
+
 def chain(out: Path, model: str, data: Path, known: dict[str, Skill], seed: int, variant: str) -> None:
     """Teach one skill after another; after each, test all that there are."""
+    longer = {skill: skills(data, test=count)[skill] for skill, count in CHAIN.items()}
     name, words, taught = f"{variant}-chain", VARIANTS[variant], list[str]()
     for skill in CHAIN:
         done = {(r["variant"], r["skill"], r["seed"]) for r in read_records(out)}
@@ -158,13 +170,13 @@ def chain(out: Path, model: str, data: Path, known: dict[str, Skill], seed: int,
         if (name, skill, seed) in done:
             continue
         cost = trained(out, model, data, known[skill], seed, name, mine)
-        found = {each: scores(str(out / "merged"), data, known[each], out) for each in taught}
-        skills_so_far = {each: answers["new"] for each, answers in found.items()}
+        found = scores(str(out / "merged"), data, known[skill], out)
+        skills_so_far = {each: answered(str(out / "merged"), longer[each], out) for each in taught}
         options = " ".join(Path(word).name for word in mine)  # of the skill before, the run's name alone
         record = {"variant": name, "skill": skill, "seed": seed, "options": options, "skills": skills_so_far, **cost}
-        append(out, record | {"new": skills_so_far[skill], "old": found[skill]["old"]})
+        append(out, record | found)
         said = {each: percent(answers) for each, answers in skills_so_far.items()}
-        print(f"{skill}-{seed} {name}: {said} {old_of(found[skill])} {cost}", flush=True)
+        print(f"{skill}-{seed} {name}: {said} {old_of(found)} {cost}", flush=True)
 
 
 def percent(answers: list[float]) -> int:
