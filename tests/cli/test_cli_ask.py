@@ -97,10 +97,8 @@ def test_a_template_beside_the_adapter_makes_a_chat_of_the_prompt_with_its_syste
 @pytest.mark.parametrize(
     ("row", "prompt"),
     [
-        (
-            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
-            f"[user] {QUESTION}\n[assistant] ",
-        ),
+        (CHAT, f"[user] {QUESTION}\n[assistant] "),
+        ({"messages": [{"role": "system", "content": "Be brief."}, *CHAT["messages"]]}, f"[user] {QUESTION}\n[assistant] "),
         ({"prompt": "a", "completion": " b"}, QUESTION),
         ({"instruction": "a", "output": "b"}, WITHOUT_INPUT.format(instruction=QUESTION)),
     ],
@@ -119,7 +117,9 @@ def test_the_prompt_has_the_form_of_the_skills_examples(row, prompt, tmp_path, c
     capsys.readouterr()
     special = "messages" not in row
     expected = generated(prompt, out / "adapter", 8, add_special_tokens=special)
-    assert asked(capsys, out, QUESTION, "--max-new-tokens", 8).out == f"{expected}\n"
+    said = asked(capsys, out, QUESTION, "--max-new-tokens", 8)
+    assert said.out == f"{expected}\n"
+    assert ("--system TEXT gives one: 'Be brief.'" in said.err) == ("Be brief." in str(row))
 
 
 def test_a_run_a_task_and_exports_answer_alike(small_benchmark, small_model, tmp_path, capsys):

@@ -243,6 +243,18 @@ def test_answers_that_are_longer_than_what_is_generated_are_told(tmp_path):
         assert counts.get("generated") == (20 if most == 20 else None)
 
 
+def test_places_mean_the_same_from_every_folder(tmp_path, monkeypatch):
+    (tmp_path / "models/base").mkdir(parents=True)
+    (tmp_path / "models/turns.jinja").write_text("")
+    monkeypatch.chdir(tmp_path / "models")
+    for model, meant in (("base", tmp_path / "models/base"), ("org/base", "org/base"), ("embedded:mini", "embedded:mini")):
+        given = {"base_model": {"model": model, "chat_template": "turns.jinja"}, "data": "../new.jsonl"}
+        request = skill_request(given, same_size=False, method="inc-lora", methods=METHODS)
+        assert request.data == str(tmp_path / "new.jsonl")
+        assert request.base_model.model == str(meant)
+        assert request.base_model.chat_template == str(tmp_path / "models/turns.jinja")
+
+
 def test_the_losses_are_those_of_plain_peft_and_transformers(taught):
     """The probes of what is kept, one by one, with the model's own loss."""
     tokenizer = AutoTokenizer.from_pretrained(taught / "adapter")
@@ -335,7 +347,7 @@ def test_the_page_shows_the_verdict_first_and_escapes_what_files_hold(taught, da
     page = (taught / "index.html").read_text()
     assert page.index("new skill: news") < page.index("to be kept: reviews") < page.index("Before and after")
     assert "unprotected" in page
-    assert "vllm serve embedded:mini --enable-lora --max-lora-rank 16" in page
+    assert f"vllm serve {MINI} --enable-lora --max-lora-rank 16" in page
     assert not re.search(r"https?:|src=|<link|<script", page), "the page loads nothing"
     from anchorlora.pages.verdict import render
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import TextStreamer
 
     from anchorlora.config import BaseModelSettings
+    from anchorlora.data import Sample
     from anchorlora.models.load import LoadedModel
     from anchorlora.store.artifact import Artifact
 
@@ -73,7 +74,10 @@ def ask(
     if adapter is not None:
         read_adapter(adapter, beside={})
     tokenizer = tokenizer_of(settings, adapter=adapter)
-    ids = _prompt_ids(text, system, _form(artifact, tokenizer, chat=chat), tokenizer)
+    form = _form(artifact, tokenizer, chat=chat)
+    ids = _prompt_ids(text, system, form, tokenizer)
+    if form == "chat" and system is None and (missing := _system_note(artifact)):
+        err.print(missing)
     longest = _room(len(ids), max_new_tokens, settings)
     if note := template_note(settings, tokenizer, adapter):
         err.print(note)
@@ -148,21 +152,37 @@ def _form(artifact: Artifact, tokenizer: Any, *, chat: bool | None) -> Form:
 
 def _form_of_examples(artifact: Artifact) -> Form | None:
     """The form of a run's examples; None where nothing says so. A skill has left some, which count before its data."""
-    from anchorlora.data import samples_of
     from anchorlora.data.sources import source_of
 
     if artifact.run is None or artifact.config is None or artifact.task is None:
         return None
-    left = artifact.run.skill / "after/probes" / f"{artifact.task}.jsonl"
-    if left.is_file():
-        line = left.read_text(encoding="utf-8").partition("\n")[0]
-        (sample,) = samples_of([(f"{left}, line 1", loads(line))], source=str(left))
+    if sample := _left_example(artifact):
         return "plain" if isinstance(sample.content, str) else "chat" if sample.plain is None else "instruction"
     try:
         example = next(iter(source_of(artifact.config.recipe.tasks).examples(artifact.task, "test")))
     except (OSError, InvalidValue):  # the run's data is elsewhere now
         return None
     return "chat" if example.messages else "plain"
+
+
+def _left_example(artifact: Artifact) -> Sample | None:
+    """The first example that a skill has left; None where nothing was left."""
+    from anchorlora.data import samples_of
+
+    left = None if artifact.run is None else artifact.run.skill / "after/probes" / f"{artifact.task}.jsonl"
+    if left is None or not left.is_file():
+        return None
+    line = left.read_text(encoding="utf-8").partition("\n")[0]
+    return samples_of([(f"{left}, line 1", loads(line))], source=str(left))[0]
+
+
+def _system_note(artifact: Artifact) -> str | None:
+    """A sentence where the first example of a run has a system message, which a prompt does not get by itself."""
+    sample = _left_example(artifact)
+    first = sample.content[0] if sample and not isinstance(sample.content, str) else {}
+    if first.get("role") != "system":
+        return None
+    return f"the run's examples have a system message, and this prompt has none; --system TEXT gives one: {first['content']!r:.100}"
 
 
 def _prompt_ids(text: str, system: str | None, form: Form, tokenizer: Any) -> list[int]:

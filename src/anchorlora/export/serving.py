@@ -48,8 +48,8 @@ def serve_line(adapter_folder: Path, base_model_name: str, *, name: str) -> str:
     rank = config.get("r")
     if not isinstance(rank, int) or rank < 1:
         raise InvalidValue(f"{path}: r is {rank!r}, not a rank of 1 or more")
-    modules = shlex.quote(f"{name}={adapter_folder}")
-    return f"vllm serve {shlex.quote(base_model_name)} --enable-lora --max-lora-rank {accepted_rank(rank)} --lora-modules {modules}"
+    modules, base = shlex.quote(f"{name}={adapter_folder}"), str(embedded.folder(base_model_name, "base_model") or base_model_name)
+    return f"vllm serve {shlex.quote(base)} --enable-lora --max-lora-rank {accepted_rank(rank)} --lora-modules {modules}"
 
 
 def stop_note(stops: list[int]) -> str:

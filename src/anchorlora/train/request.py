@@ -187,6 +187,9 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     for name in ("data", "test", "old_adapter", "after"):
         if name in fields:
             fields[name] = absolute(fields[name])
+    files = {name: fields["base_model"].get(name) for name in ("model", "chat_template")}
+    local = {name: absolute(place) for name, place in files.items() if place is not None and expanded(place).exists()}
+    fields["base_model"] = fields["base_model"] | local
     if "old_adapter" in fields and not (Path(fields["old_adapter"]) / CONFIG).is_file():  # a run, or one of its tasks
         run = RunFolder(Path(fields["old_adapter"]))
         within = artifact_in(run.root).adapter if run.has_begun and not run.skill.is_dir() else run.adapter
