@@ -18,7 +18,8 @@ def turn(tokenizer, messages, i, tools=None):
         assert opened, "the families differ in nothing else"
         before = prompt[: opened.start()]
         assert whole.startswith(before)
-        whole = f"{prompt}</{opened[1]}>\n\n{whole[len(before) :].lstrip()}"
+        answer = whole[len(before) :].lstrip("\n")
+        whole = f"{prompt}</{opened[1]}>\n\n{answer}"
     read = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
     first = next(k for k, (_, end) in enumerate(read.offset_mapping) if end > len(prompt))
     given, answer = read.input_ids[:first], read.input_ids[first:]

@@ -73,14 +73,15 @@ def joined(place: str, prompt: str, whole: str, messages: Messages, write: Calla
     if whole.startswith(prompt):
         return whole, prompt
     opened = OPENED.search(prompt)
-    if opened and whole.startswith(prompt[: opened.start()].rstrip()):
-        rest, tag = whole[len(prompt[: opened.start()].rstrip()) :], opened[1]
+    if opened and whole.startswith(before_it := prompt[: opened.start()].rstrip()):
+        blank, tag = prompt[len(before_it) : opened.start()], opened[1]
+        rest = whole[len(before_it) :].removeprefix(blank).lstrip("\n")
         if rest.lstrip().startswith(f"<{tag}>"):
             return prompt + rest.lstrip()[len(f"<{tag}>") :].lstrip("\n"), prompt
         inline = re.match(rf"\s*<{tag}>(.*?)</{tag}>", str(reply["content"]), re.DOTALL)
         given = next((str(reply[key]) for key in THOUGHTS if reply.get(key)), inline[1] if inline else "")
         thought = f"{given.strip()}\n" if given.strip() or not prompt.endswith("\n") else ""  # closed at once, on a line of its own
-        return f"{prompt}{thought}</{tag}>\n\n{rest.lstrip()}", prompt
+        return f"{prompt}{thought}</{tag}>\n\n{rest}", prompt
     closed = EMPTY.search(prompt)
     if closed and whole.startswith(prompt[: closed.start()]):
         rest = whole[closed.start() :]
