@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
@@ -416,6 +417,14 @@ def test_a_chain_says_how_much_is_protected_and_cuts_by_energy_instead_of_fillin
     assert re.search("reviews is protected in part: to leave room, . of . layers gave up directions of it", said)
     assert "the fullest layer protects 96 of its 192 directions" in (outs[1] / "index.html").read_text()
     assert found[2]["skill"]["loss"]["change"] < -0.05, "the third still learns"
+    for first, last, name in ((0, 1, "reviews"), (0, 2, "reviews"), (1, 2, "news")):  # from before the run that kept it first
+        stages = (outs[first] / "skill/before/scores.json", outs[last] / "skill/after/scores.json")
+        then, now = ([row["metrics"]["loss"] for row in json.loads(stage.read_text())[name]] for stage in stages)
+        (kept,) = (kept for kept in found[last]["kept"] if kept["name"] == name)
+        assert kept["over_chain"]["loss"]["change"] == pytest.approx(mean(now) - mean(then), abs=1e-12)
+        assert f"{name}, over the chain: {kept['over_chain']['verdict']}" in "\n".join(found[last]["sentences"])
+        assert f"over the chain: {name}" in (outs[last] / "index.html").read_text()
+    assert [kept["name"] for one in found for kept in one["kept"] if not kept["over_chain"]] == ["reviews", "news", "questions"]
 
 
 def test_a_full_layer_is_refused_before_training_and_nothing_is_left(taught, data, tmp_path, capsys, monkeypatch):

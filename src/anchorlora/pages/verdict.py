@@ -149,8 +149,11 @@ def loss_curve(losses: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
 
 
 def _rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row for the skill and for each thing that is kept, with the unprotected twin's numbers where there is one."""
+    """One row for the skill and for each thing that is kept, with the unprotected twin's numbers where there is one; and one for
+    what earlier runs of a chain kept, too.
+    """
     twin = found["unprotected"]
     parts = [("new skill", found, found["skill"], twin and twin["skill"])]
     parts += [("to be kept", kept, kept, twin and twin["kept"][kept["name"]]) for kept in found["kept"]]
+    parts += [("over the chain", kept, kept["over_chain"], None) for kept in found["kept"] if kept.get("over_chain")]
     return [{"name": part.get("title", part["name"]), "role": role, "now": now, "twin": of} for role, part, now, of in parts]

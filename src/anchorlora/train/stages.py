@@ -197,7 +197,22 @@ def before(teaching: Teaching) -> None:
         write_text(temporary / FACTS, json.dumps(facts, indent=1))
         tasks = {request.name: teaching.files, **{p.name: probes_in(temporary, p.name) for p in kept if p.probes}}
         scores = scored(session, adapted, tasks, recipe, teaching.say, teaching.tell)
+        add_first(request.after, scores)
         write_text(temporary / SCORES, json.dumps(scores))
+
+
+def add_first(after: str | None, scores: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Add to the scores of what the run before kept already, row by row, the metrics that it had at first."""
+    if after is None:
+        return
+    folder = Path(after) / SKILL
+    then, kept = scores_in(folder, "before"), {part["name"] for part in facts_in(folder)["kept"]}
+    for name in scores.keys() & then.keys() & kept:
+        first = {(row["prompt_sha256"], row["gold"]): row.get("first", row["metrics"]) for row in then[name]}
+        for row in scores[name]:
+            found = first.get((row["prompt_sha256"], row["gold"]), {})
+            if found.keys() == row["metrics"].keys():
+                row["first"] = found
 
 
 def parts_of(request: SkillRequest, method: Method, rows: Sequence[Mapping[str, Any]], adapted: Any) -> list[Kept]:

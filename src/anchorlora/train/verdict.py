@@ -62,6 +62,7 @@ class Kept(JudgedKept):
     source: str  # where its text comes from
     energy: Energy | None = None  # None of what an earlier version kept
     own: dict[str, int] | None = None  # of texts of the model's own: how many there are, and how many have which defect
+    over_chain: JudgedKept | None = None  # from when a run of the chain first kept it; None where that is this run
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", self.title or self.name)
@@ -135,11 +136,7 @@ def verdict_of(
     budget: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """Return the verdict on a skill."""
-    kept = [
-        _kept_part(part, judge_kept(Comparison.of(before[part["name"]], after[part["name"]]), margin))
-        for part in facts["kept"]
-        if part["name"] in before
-    ]
+    kept = [_kept_part(part, before[part["name"]], after[part["name"]], margin) for part in facts["kept"] if part["name"] in before]
     twin = None
     if unprotected is not None:
         names = [part.name for part in kept]
@@ -172,9 +169,14 @@ def verdict_of(
     return replace(verdict, sentences=sentences(verdict))
 
 
-def _kept_part(part: Mapping[str, Any], judged: JudgedKept) -> Kept:
+def _kept_part(
+    part: Mapping[str, Any], before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], margin: Margin
+) -> Kept:
     source = {"name": part["name"], "title": part.get("title") or part["name"], "source": part["source"]}
-    return Kept(**vars(judged), **source, energy=energy_of(part), own=part.get("own"))
+    pairs = [({**then, "metrics": then["first"]}, now) for then, now in zip(before, after, strict=True) if "first" in then]
+    chain = judge_kept(Comparison.of(*zip(*pairs, strict=True)), margin) if pairs else None
+    judged = judge_kept(Comparison.of(before, after), margin)
+    return Kept(**vars(judged), **source, energy=energy_of(part), own=part.get("own"), over_chain=chain)
 
 
 def _protection(record: Record, facts: Mapping[str, Any], capacity: Path) -> Protection:
@@ -227,6 +229,7 @@ def serving(adapter: Path, request: SkillRequest) -> str:
 def sentences(verdict: Verdict) -> list[str]:
     """Return the verdict in words: the skill, what was kept, the protection, and warnings."""
     lines = [f"{verdict.title}: {_learned(verdict.skill)}", *(f"{kept.title}: {_kept(kept)}" for kept in verdict.kept)]
+    lines += [f"{kept.title}, over the chain: {_kept(kept.over_chain)}" for kept in verdict.kept if kept.over_chain]
     if twin := verdict.unprotected:
         titles = {kept.name: kept.title for kept in verdict.kept}
         lines.append(_unprotected(verdict.title, twin.skill))
@@ -368,7 +371,7 @@ def _reasoned(judged: Judged) -> str:
     return f"{judged.verdict}{':' if judged.state != 'good' else ','} {judged.reason}" if judged.reason else judged.verdict
 
 
-def _kept(kept: Kept) -> str:
+def _kept(kept: JudgedKept) -> str:
     flips = kept.flips
     moved = f"; {flips.lost} right only before, {flips.gained} only now" if flips else ""
     return f"{_reasoned(kept)}: {_loss(kept.loss)}, {_metric(kept.metric)} on {kept.n} held-out examples{moved}"
