@@ -243,40 +243,74 @@ def price() -> str:
     )
 
 
-CHAINS = {
-    "plain-chain": "plain LoRA, trained further",
-    "rival-chain": "`--method replay`, with the earlier skills' examples",
-    "fold-16-chain": "`--method fold-16`",
-    "command-chain": "the default, `fold-64`",
-    "fold-64-replay-chain": "`--method fold-64-replay`",
+CHAINS = {  # by the folder and the variant of the records
+    ("first-command", "plain-chain"): "plain LoRA, trained further",
+    ("first-command", "rival-chain"): "`--method replay`, with the earlier skills' examples",
+    ("first-command", "fold-16-chain"): "`--method fold-16`",
+    ("first-command", "command-chain"): "the default, `fold-64`",
+    ("first-command", "fold-64-replay-chain"): "`--method fold-64-replay`",
+    ("first-command/gemma3", "plain-chain"): "Gemma 3 270M: plain LoRA at 2e-4, trained further",
+    ("first-command/gemma3", "command-chain"): "Gemma 3 270M: the default",
 }
+
+
+def chain_records(folder: str, variant: str) -> list[list[dict[str, Any]]]:
+    """The records of each seed's chain that came to its end."""
+    chains: dict[int, list[dict[str, Any]]] = {}
+    for record in read_records(ROOT / "results" / folder):
+        if record["variant"] == variant:
+            chains.setdefault(record["seed"], []).append(record)
+    return [chain for chain in chains.values() if len(chain) == 3]
 
 
 def chain_in_words() -> str:
     """What three skills in a row leave of the first two, by the default and by plain LoRA."""
-    records, ends = read_records(ROOT / "results/first-command"), []
-    for name in ("command-chain", "plain-chain"):
-        mine = [r for r in records if r["variant"] == name]
-        ends.append(", ".join(f"{100 * mean(answers):.0f}" for answers in mine[-1]["skills"].values()))
+    ends = []
+    for variant in ("command-chain", "plain-chain"):
+        chains = chain_records("first-command", variant)
+        taught = [mean([mean(chain[-1]["skills"][skill]) for chain in chains]) for skill in chains[0][-1]["skills"]]
+        ends.append((", ".join(f"{100 * right:.0f}" for right in taught), seeds_in_words(len(chains))))
+    (ours, seeds), (plain, others) = ends
     return (
-        f"Three skills in a row (`--after`): {ends[0]} % of the three at the end, plain LoRA trained further {ends[1]} % "
-        "(one seed)."
+        f"Three skills in a row (`--after`): {ours} % of the three at the end ({seeds}), "
+        f"plain LoRA trained further {plain} % ({others})."
     )
+
+
+def seeds_in_words(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def first_kept(chains: Sequence[Sequence[dict[str, Any]]]) -> str:
+    """How many of a chain's first answers are right at its end, of 100 that were once they were learned, with an interval."""
+    skill = chains[0][0]["skill"]
+    then, now = ([mine[k]["skills"][skill] for mine in chains] for k in (0, -1))
+    was = 100 * mean([mean(answers) for answers in then])
+    lost = [{skill: [b - a for a, b in zip(first, last, strict=True)]} for first, last in zip(then, now, strict=True)]
+    change = 100 * mean([mean(answers[skill]) for answers in lost])
+    share, low, high = (100 * (1 + moved / was) for moved in (change, *interval(lost)))
+    return f"{share:.1f} ({low:.1f} to {high:.1f})"
 
 
 def chain() -> str:
     """What chains of skills on one adapter keep of each, from the records of benchmarks/first_command.py."""
-    records, rows = read_records(ROOT / "results/first-command"), []
-    for name, words in CHAINS.items():
-        mine = [r for r in records if r["variant"] == name]
-        if not mine:
+    rows = []
+    for (folder, name), words in CHAINS.items():
+        chains = chain_records(folder, name)
+        if not chains:
             continue
-        skills = [r["skill"] for r in mine]
-        cells = [", ".join(f"{100 * mean(r['skills'][s]):.0f}" for r in mine if s in r["skills"]) for s in skills]
-        old = [f"{100 * mean([mean(values) for values in r['old'].values()]):.0f}" for r in mine]
-        size, minutes = mine[-1]["stored_bytes"] / 1e6, sum(r["cpu_seconds"] for r in mine) / 60
-        rows.append([words, *cells, ", ".join(old), f"{size:.0f}", f"{minutes:.0f}"])
-    heads = ["", *(f"{SKILLS[skill]}, %" for skill in skills), "old abilities, %", "adapter, MB", "CPU minutes"]
+        steps = [*zip(*chains, strict=True)]
+        skills = [step[0]["skill"] for step in steps]
+        cells = [
+            ", ".join(f"{100 * mean([mean(r['skills'][s]) for r in step]):.0f}" for step in steps if s in step[0]["skills"])
+            for s in skills
+        ]
+        old = [f"{100 * mean([mean([mean(values) for values in r['old'].values()]) for r in step]):.0f}" for step in steps]
+        size, minutes = steps[-1][0]["stored_bytes"] / 1e6, sum(r["cpu_seconds"] for step in steps for r in step) / 60 / len(chains)
+        kept = first_kept(chains)
+        rows.append([words, len(chains), *cells, kept, ", ".join(old), f"{size:.0f}", f"{minutes:.0f}"])
+    heads = ["", "seeds", *(f"{SKILLS[skill]}, %" for skill in skills), "first skill kept, %", "old abilities, %", "adapter, MB"]
+    heads.append("CPU minutes")
     return tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * (len(heads) - 1))) + "\n"
 
 
@@ -309,7 +343,7 @@ def second_stage() -> str:
         rows.append([words, f"{100 * cards:.0f}", f"{losses:.3f}{rise}", f"{mean(margins):.1f}", *after])
     heads = ["", "cards right, %", "loss of cards (rise, 95 %)", "preference, nats", "CPU s", "rho"]
     table = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 5))
-    seeds = "1 seed" if len(known) == 1 else f"{len(known)} seeds"
+    seeds = seeds_in_words(len(known))
     return f"{table}\n\n{seeds}, 100 test cards and 24 test pairs each; intervals over both.\n"
 
 
