@@ -18,7 +18,7 @@ from anchorlora.adapters.targets import keep_unpacked
 from anchorlora.adapters.weights import modules_of, trains_whole, weight_layers
 from anchorlora.devices import true_precision
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
-from anchorlora.geometry import Factors, Subspace
+from anchorlora.geometry import Factors, LayerCore, Subspace
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class Anchor:
         model: nn.Module,
         *,
         adapter_name: str | None = None,
-        cores: Mapping[str, Subspace | Tensor] = NOTHING,
+        cores: Mapping[str, Subspace | LayerCore | Tensor] = NOTHING,
         wides: Mapping[str, Subspace | Tensor] = NOTHING,
         history: str | None = None,
         past: Mapping[str, Tensor] = NOTHING,
@@ -86,8 +86,9 @@ class Anchor:
             model: A PeftModel, or what wraps one (DDP, torch.compile, a LightningModule).
             adapter_name: Adapter that trains; by default the active one.
             cores: Protected subspaces by layer path in the base model, for every adapted layer; none for the first task. A tensor
-                (d_in, k) with orthonormal columns is taken as well. What trains beside the adapter is protected where it has a core
-                too: a linear layer such as "lm_head" a subspace, an embedding the numbers of the tokens whose rows must stay.
+                (d_in, k) with orthonormal columns, and a `LayerCore` of `SensitiveCore.cores`, are taken as well. What trains
+                beside the adapter is protected where it has a core too: a linear layer such as "lm_head" a subspace, an embedding
+                the numbers of the tokens whose rows must stay.
             wides: Wider bases by layer path, for constraints that need them.
             history: Name of the adapter that holds the rows of earlier adapters, frozen.
             past: Tensors that constraints remembered at the end of earlier tasks.
@@ -125,15 +126,15 @@ class Anchor:
         modules = {name: module for name, module in lora.items() if adapter_name in adapters_at(module)}
         if not modules:
             raise UnknownName(f"the model has no LoRA adapter called {adapter_name!r}; it has: {', '.join(_names(lora)) or 'none'}")
-        given_whole = {name: cores[name] for name in (cores.keys() - modules.keys()) & trains_whole(model)} if cores else {}
-        cores = {name: core for name, core in cores.items() if name not in given_whole}
-        for kind, given in (("cores", cores), ("wide bases", wides)):
+        bases = {name: core.core if isinstance(core, LayerCore) else core for name, core in cores.items()}
+        given_whole = {name: bases.pop(name) for name in (bases.keys() - modules.keys()) & trains_whole(model)} if bases else {}
+        for kind, given in (("cores", bases), ("wide bases", wides)):
             if given and set(given) != set(modules):
                 raise UnknownName(other_layers(kind, set(given), set(modules)))
         layers = []
         for name, module in modules.items():
             gated = Gated(gates, gates.multipliers(name).detach().clone(), name) if gates else None
-            core, wide = as_subspace(cores.get(name), at=name), as_subspace(wides.get(name), at=name)
+            core, wide = as_subspace(bases.get(name), at=name), as_subspace(wides.get(name), at=name)
             earlier = history if history in adapters_at(module) else None
             for adapter in filter(None, (adapter_name, earlier)):
                 refuse_unprotectable(name, module, adapter)

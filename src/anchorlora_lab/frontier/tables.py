@@ -41,6 +41,7 @@ class Point:
     norm: float
     seconds: float  # of the CPU: training, and the model's own text and cores
     bytes: int
+    peak: int  # bytes of memory while it trained, beyond the model
 
     def half(self, first: int) -> Point:
         """The examples at even (0) or odd (1) places."""
@@ -86,6 +87,7 @@ def points_of(records: Iterable[Mapping[str, Any]]) -> list[Point]:
                     point["norm"],
                     sum(point["cpu_seconds"].values()),
                     record["stored_bytes"] + record["kept_bytes"],
+                    record["peak_bytes"],
                 )
             )
     return points
@@ -221,14 +223,17 @@ def frontier_table(records: Sequence[Mapping[str, Any]], title: str, *, choosing
         *((Column(name, 1), lambda e, name=name: 100 * e.mean(lambda p: fmean(p.changes[name]))) for name in abilities),
         (Column("lost, gained"), lambda e: f"{sum(c < 0 for c in e.changes)}, {sum(c > 0 for c in e.changes)}"),
         (Column("KL own", 3), lambda e: e.mean(lambda p: p.kl["chats"])),
+        (Column("KL new", 3), lambda e: e.mean(lambda p: p.kl["new"])),
         (Column("KL human", 3), lambda e: e.mean(lambda p: p.kl["passages"])),
         (Column("norm", 2), lambda e: e.mean(lambda p: p.norm)),
         (Column("CPU s", 0), lambda e: e.mean(lambda p: p.seconds)),
         (Column("MiB", 1), lambda e: e.mean(lambda p: p.bytes) / 2**20),
+        (Column("peak GiB", 1), lambda e: e.mean(lambda p: p.peak) / 2**30),
     ]
     note = (
         "new: score on held-out examples of the new skill, %. kept: mean change of old abilities, in points; then its parts. "
         "lost, gained: examples of old abilities that turned wrong, right. n: pairs of skill and seed. "
+        "KL to the model before: own, on chats that it wrote; new, on prompts of the new skill; human, on text of people. "
         "† learns less than plain LoRA at its best rate, at every setting. Rows with † or fewer pairs are not ranked."
     )
     pairs_of = [len({p.cluster for p in entry.members}) for entry in entries]
