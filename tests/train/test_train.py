@@ -415,7 +415,9 @@ def test_a_chain_says_how_much_is_protected_and_cuts_by_energy_instead_of_fillin
     said = "\n".join(found[1]["sentences"])
     assert "room: the fullest layer protects 96 of its 192 directions; half stay free to learn in" in said
     assert re.search("reviews is protected in part: to leave room, . of . layers gave up directions of it", said)
-    assert "the fullest layer protects 96 of its 192 directions" in (outs[1] / "index.html").read_text()
+    page = (outs[1] / "index.html").read_text()
+    assert "the fullest layer protects 96 of its 192 directions" in page
+    assert '<p class="warning">warning: reviews is protected in part: to leave room' in page
     assert found[2]["skill"]["loss"]["change"] < -0.05, "the third still learns"
     for first, last, name in ((0, 1, "reviews"), (0, 2, "reviews"), (1, 2, "news")):  # from before the run that kept it first
         stages = (outs[first] / "skill/before/scores.json", outs[last] / "skill/after/scores.json")

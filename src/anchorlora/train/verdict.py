@@ -113,6 +113,7 @@ class Verdict:
     serve: str  # the command that serves the adapter, or what to do where no server takes it
     train_seconds: float
     sentences: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # those of the sentences that say what is not protected
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", self.title or self.name)
@@ -166,7 +167,8 @@ def verdict_of(
         serve=serving(adapter, request),
         train_seconds=sum(record.cost.train_seconds),
     )
-    return replace(verdict, sentences=sentences(verdict))
+    warnings = [warning for part in verdict.kept if (warning := _warning(part))]
+    return replace(verdict, sentences=[*sentences(verdict), *warnings], warnings=warnings)
 
 
 def _kept_part(
@@ -227,7 +229,7 @@ def serving(adapter: Path, request: SkillRequest) -> str:
 
 
 def sentences(verdict: Verdict) -> list[str]:
-    """Return the verdict in words: the skill, what was kept, the protection, and warnings."""
+    """Return the verdict in words: the skill, what was kept, and the protection."""
     lines = [f"{verdict.title}: {_learned(verdict.skill)}", *(f"{kept.title}: {_kept(kept)}" for kept in verdict.kept)]
     lines += [f"{kept.title}, over the chain: {_kept(kept.over_chain)}" for kept in verdict.kept if kept.over_chain]
     if twin := verdict.unprotected:
@@ -252,7 +254,7 @@ def sentences(verdict: Verdict) -> list[str]:
             )
     for rows in verdict.rows:
         lines += _counted(rows)
-    return lines + [warning for kept in verdict.kept if (warning := _warning(kept))]
+    return lines
 
 
 def _protected(protection: Protection) -> list[str]:
