@@ -23,7 +23,7 @@ from anchorlora.constraints import innermost
 from anchorlora.constraints.protect import constraints_for
 from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.integrations.base import CallbackBase
-from anchorlora.measurement.directions import Belief, Protected
+from anchorlora.measurement.directions import DirectionSource, Protected
 from anchorlora.measurement.recorder import record_steps
 from anchorlora.store.adapter_config import CONFIG_FILE
 
@@ -190,7 +190,7 @@ class StepRecorderCallback(TrainerCallback):
     def __init__(
         self,
         layers: Callable[[nn.Module], Mapping[str, Any]] | Mapping[str, nn.Module | Tensor | Callable[[], Tensor]],
-        belief: Belief | Mapping[str, Protected],
+        belief: DirectionSource | Mapping[str, Protected],
         path: Path,
         *,
         every: int = 1,

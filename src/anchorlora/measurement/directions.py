@@ -37,7 +37,7 @@ class Protected:
         return self
 
 
-class Belief(Protocol):
+class DirectionSource(Protocol):
     """Source of protected directions, for adapted layers or for plain weights.
 
     `FeatureCores`, `WeightDirections` and `EarlierRows` are the ones here; any object with these two methods is another.

@@ -35,7 +35,7 @@ from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Subspace
 from anchorlora.measurement.conditions import square_of
-from anchorlora.measurement.directions import Belief, FeatureCores, Protected
+from anchorlora.measurement.directions import DirectionSource, FeatureCores, Protected
 from anchorlora.measurement.drift import measure
 from anchorlora.measurement.layers import Audited, Block, DriftReading, LayerChange, block_layer, weight_layer
 
@@ -151,7 +151,7 @@ class StepRecorder(ProtectsPast):
     """
 
     path: Path
-    belief: Belief = field(default_factory=FeatureCores)
+    belief: DirectionSource = field(default_factory=FeatureCores)
     every: int = 1
     requires = ()
 
@@ -181,7 +181,7 @@ class StepRecorder(ProtectsPast):
 
 @contextmanager
 def record_steps(
-    optimizer: Optimizer, layers: Watched, belief: Belief | Mapping[str, Protected], path: Path, *, every: int = 1
+    optimizer: Optimizer, layers: Watched, belief: DirectionSource | Mapping[str, Protected], path: Path, *, every: int = 1
 ) -> Iterator[None]:
     """Record what an optimizer does to weights, in any loop, while the block runs.
 
