@@ -8,7 +8,7 @@ from anchorlora import METHODS, GatedPerTask, Subspace, measure
 from anchorlora.adapters import AdapterStack, lora_layers, write_adapter
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors
-from anchorlora.methods import Boundary
+from anchorlora.methods import TaskEnd
 
 PLAN = GatedPerTask(1e-2)
 S = 4.0
@@ -32,7 +32,7 @@ def stack():
     for task in (1, 2):
         PLAN.begin_task(blocks, generator(task), first=task == 1)
         wander(blocks, task)
-        PLAN.end_task(blocks, Boundary())
+        PLAN.end_task(blocks, TaskEnd())
     PLAN.begin_task(blocks, generator(3), first=False)
     return blocks
 
@@ -74,7 +74,7 @@ def test_a_boundary_keeps_the_function_and_makes_a_direction_of_size_one(stack):
     before, change = logits(stack.model), dense(stack)
     block = stack.newest()
     size = (sum((f.A.double().norm() * f.B.double().norm()) ** 2 for f in block.values()) / len(block)) ** 0.5
-    PLAN.end_task(stack, Boundary())
+    PLAN.end_task(stack, TaskEnd())
     assert float(stack.gates.sizes[-1]) == pytest.approx(float(size), rel=1e-6)
     for layer, then in change.items():
         assert float((dense(stack)[layer] - then).norm()) <= 4 * torch.finfo(torch.float32).eps * float(then.norm())
@@ -85,7 +85,7 @@ def test_the_saved_adapter_has_the_gates_in_it(stack, tmp_path):
     from peft import PeftModel
 
     wander(stack, 3)
-    PLAN.end_task(stack, Boundary())
+    PLAN.end_task(stack, TaskEnd())
     for layer, f in stack.factors().items():
         assert torch.allclose((f.scale * f.B @ f.A).double(), dense(stack)[layer], rtol=1e-4, atol=1e-6)
     write_adapter(tmp_path / "adapter", stack.factors(), base="")
@@ -132,7 +132,7 @@ def test_all_gates_train_and_with_a_rate_of_their_own(stack):
 
 def test_a_stack_goes_on_from_what_was_saved_bitwise(stack):
     wander(stack, 3)
-    PLAN.end_task(stack, Boundary())
+    PLAN.end_task(stack, TaskEnd())
     state, factors = PLAN.state(stack), stack.factors()
     torch.manual_seed(2)
     again = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
@@ -148,7 +148,7 @@ def test_a_block_that_never_moved_has_no_direction_and_keeps_its_gate():
     torch.manual_seed(2)
     blocks = AdapterStack(models.qwen3(), targets=("q_proj",), rank=4, alpha=16)
     PLAN.begin_task(blocks, generator(1), first=True)
-    PLAN.end_task(blocks, Boundary())
+    PLAN.end_task(blocks, TaskEnd())
     assert blocks.gates.values.tolist() == pytest.approx([0.8])
     assert blocks.gates.sizes.tolist() == [1.0]
     assert all(isinstance(f, Factors) and not f.B.any() for f in blocks.factors().values())
@@ -168,7 +168,7 @@ def layerwise():
         with torch.no_grad():
             for i, module in enumerate(lora_layers(blocks.model).values()):
                 module.lora_B["default"].weight.mul_(1 + i)
-        LAYERWISE.end_task(blocks, Boundary())
+        LAYERWISE.end_task(blocks, TaskEnd())
     LAYERWISE.begin_task(blocks, generator(3), first=False)
     return blocks
 
@@ -181,7 +181,7 @@ def saved(blocks):
 def test_normalized_by_layer_a_boundary_keeps_the_function(layerwise):
     wander(layerwise, 3)
     before, change = logits(layerwise.model), saved(layerwise)
-    LAYERWISE.end_task(layerwise, Boundary())
+    LAYERWISE.end_task(layerwise, TaskEnd())
     for layer, then in change.items():
         assert float((saved(layerwise)[layer] - then).norm()) <= 8 * torch.finfo(torch.float32).eps * float(then.norm())
     assert torch.allclose(logits(layerwise.model), before, atol=1e-5 * float(before.abs().max()))
@@ -219,7 +219,7 @@ def test_normalized_by_layer_the_forward_and_the_drift_are_those_of_what_is_save
 
 def test_normalized_by_layer_a_stack_goes_on_from_what_was_saved_bitwise(layerwise):
     wander(layerwise, 3)
-    LAYERWISE.end_task(layerwise, Boundary())
+    LAYERWISE.end_task(layerwise, TaskEnd())
     state, factors = LAYERWISE.state(layerwise), layerwise.factors()
     torch.manual_seed(2)
     again = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=4, alpha=16)

@@ -29,7 +29,7 @@ from anchorlora.adapters import AdapterStack
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.measurement.check import OPTIMIZERS, check, violation
-from anchorlora.methods import Boundary, Preserves, merged
+from anchorlora.methods import Preserves, TaskEnd, merged
 from anchorlora.recipes import mini
 
 CONDITIONS = ("displacement", "state", "delta_b", "response")
@@ -177,7 +177,7 @@ def test_orthogonal_blocks_read_nothing_that_earlier_ones_read_until_no_directio
             A = factors.A.double()
             assert A.shape == (4 * (number + 1), width)
             assert torch.allclose(3 * A @ A.T, torch.eye(len(A), dtype=torch.float64), atol=1e-6)
-        plan.end_task(stack, Boundary())
+        plan.end_task(stack, TaskEnd())
     with pytest.raises(InvalidValue, match=rf"4 more orthogonal rows of A do not fit at .*: its input has {width} directions"):
         plan.begin_task(stack, draw, first=False)
     with pytest.raises(UnknownName, match="orthogonal-adaptation has no number called 'PerTask.orthogonal'"):

@@ -10,7 +10,7 @@ import models
 from anchorlora import METHODS, MergedPerTask
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.geometry import Subspace
-from anchorlora.methods import Boundary
+from anchorlora.methods import TaskEnd
 from faults.runs import assert_same, run
 from faults.test_resume import stop_at
 
@@ -31,7 +31,7 @@ def learned(plan, tasks, *, seed=7, rank=RANK):
             for p in stack.trainable():
                 p.add_(0.1 * torch.randn(p.shape, generator=draw))
         if task < tasks:
-            plan.end_task(stack, Boundary(draw=generator(seed)))
+            plan.end_task(stack, TaskEnd(draw=generator(seed)))
     return stack
 
 
@@ -77,7 +77,7 @@ def test_the_first_block_stays_as_it_is_and_later_ones_grow_the_rank_as_stacked_
     plan = METHODS[name].plan
     stack = learned(plan, 1)
     before = stack.stacked()
-    plan.end_task(stack, Boundary(draw=generator(1)))
+    plan.end_task(stack, TaskEnd(draw=generator(1)))
     for layer, f in stack.stacked().items():
         assert torch.equal(f.A, before[layer].A)
         assert torch.equal(f.B, before[layer].B)
@@ -90,11 +90,11 @@ def test_where_the_base_model_is_to_be_kept_the_first_block_is_merged_with_it(na
     ((before, new),) = [pair for layer, pair in changes(stack).items() if layer == LAYER]
     assert not before.any()
     kept = {layer: Subspace(torch.eye(f.A.shape[1], 2)) for layer, f in stack.stacked().items()}
-    plan.end_task(stack, Boundary(protected=kept, draw=generator(1)))
+    plan.end_task(stack, TaskEnd(protected=kept, draw=generator(1)))
     expected = new / 2 if name == "snapshot" else nearest(ties_of(before, new, plan.share), RANK)
     assert np.abs(stored(stack)[LAYER] - expected).max() < 1e-6 * np.abs(new).max()
     stack = learned(plan, 3)
-    plan.end_task(stack, Boundary(draw=generator(1)))
+    plan.end_task(stack, TaskEnd(draw=generator(1)))
     assert {f.rank for f in stack.factors().values()} == {3 * RANK}
     assert stack.scale == 4.0
 
@@ -104,7 +104,7 @@ def test_where_the_base_model_is_to_be_kept_dare_drops_entries_of_the_first_bloc
     stack = learned(plan, 1, rank=2 * RANK)  # which stores any change of LAYER
     new = stored(stack)[LAYER]
     kept = {layer: Subspace(torch.eye(f.A.shape[1], 2)) for layer, f in stack.stacked().items()}
-    plan.end_task(stack, Boundary(protected=kept, draw=generator(3)))
+    plan.end_task(stack, TaskEnd(protected=kept, draw=generator(3)))
     merged = stored(stack)[LAYER]
     there = np.abs(merged) > np.abs(new) / 2
     assert np.allclose(merged, np.where(there, new / 0.8, 0.0), rtol=0, atol=1e-6 * np.abs(new).max())
@@ -115,7 +115,7 @@ def test_a_snapshot_is_the_mean_of_the_weights_before_and_after_exactly():
     plan = METHODS["snapshot"].plan
     stack = learned(plan, 3)
     expected, before = changes(stack), stack.stacked()
-    plan.end_task(stack, Boundary())
+    plan.end_task(stack, TaskEnd())
     for layer, found in stored(stack).items():
         F, N = expected[layer]
         assert np.allclose(found, (F + (F + N)) / 2, rtol=0, atol=1e-12)
@@ -130,7 +130,7 @@ def test_ties_is_trimmed_elected_and_averaged_entry_by_entry_and_cut_to_the_stac
     stack = learned(plan, 2)
     expected = {layer: ties_of(F, N, 0.2) for layer, (F, N) in changes(stack).items()}
     assert all(np.linalg.matrix_rank(each) > RANK for each in expected.values())
-    plan.end_task(stack, Boundary())
+    plan.end_task(stack, TaskEnd())
     for layer, found in stored(stack).items():
         assert np.allclose(found, nearest(expected[layer], 2 * RANK), rtol=0, atol=2e-6 * np.abs(found).max())
     assert np.allclose(stored(stack)[LAYER], expected[LAYER], atol=1e-6)  # nothing is cut where the rank suffices
@@ -148,7 +148,7 @@ def test_ties_is_what_peft_makes_of_the_two_adapters():
         for name, module in lora_layers(stack.model).items()
     }
     stack.model.delete_adapter("peft")
-    plan.end_task(stack, Boundary())
+    plan.end_task(stack, TaskEnd())
     for layer, found in stored(stack).items():
         assert np.allclose(found, theirs[layer], rtol=0, atol=1e-4 * np.abs(found).max())
 
@@ -157,7 +157,7 @@ def test_dare_drops_a_fifth_of_the_new_entries_scales_the_others_up_and_leaves_t
     plan = METHODS["dare"].plan
     stack = learned(plan, 2)
     F, N = changes(stack)[LAYER]
-    plan.end_task(stack, Boundary(draw=generator(3)))
+    plan.end_task(stack, TaskEnd(draw=generator(3)))
     added = stored(stack)[LAYER] - F
     kept = np.abs(added) > np.abs(N) / 2
     assert np.allclose(added, np.where(kept, N / 0.8, 0.0), rtol=0, atol=1e-6 * np.abs(N).max())
@@ -170,7 +170,7 @@ def test_dare_draws_from_what_it_is_given_alone():
         stack = learned(plan, 2)
         torch.manual_seed(noise)
         state = torch.get_rng_state()
-        plan.end_task(stack, Boundary(draw=generator(seed)))
+        plan.end_task(stack, TaskEnd(draw=generator(seed)))
         assert torch.equal(torch.get_rng_state(), state)
         found.append(stack.stacked()[LAYER].B)
     assert torch.equal(found[0], found[1])
@@ -178,8 +178,8 @@ def test_dare_draws_from_what_it_is_given_alone():
 
 
 def test_a_merge_without_a_draw_of_another_kind_or_of_no_share_is_refused():
-    with pytest.raises(ValueError, match=r"drops entries at random; pass Boundary\(draw=generator\)"):
-        METHODS["dare"].plan.end_task(learned(METHODS["dare"].plan, 1), Boundary())
+    with pytest.raises(ValueError, match=r"drops entries at random; pass TaskEnd\(draw=generator\)"):
+        METHODS["dare"].plan.end_task(learned(METHODS["dare"].plan, 1), TaskEnd())
     with pytest.raises(ValueError, match="blocks are merged by 'snapshot', 'ties', 'dare', not by 'mean'"):
         MergedPerTask("mean")
     for share in (0.0, 1.0, float("nan")):

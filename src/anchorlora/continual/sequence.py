@@ -33,7 +33,7 @@ from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.continual.served import SAMPLE, compare
 from anchorlora.data import Answer, Encoded, invalid_share, percents
 from anchorlora.devices import allocated_at_most
-from anchorlora.methods import Boundary, Method
+from anchorlora.methods import Method, TaskEnd
 from anchorlora.store.record import TaskResult
 
 Texts = Mapping[str, Mapping[int, str]]
@@ -103,7 +103,7 @@ class TaskSequence:
         drift = self._drift(anchor) if past and self.past.cores else None
         cores, kept = self.past.made(kept, self.processes, provided=self.method.provided_cores)
         draw = stream(self.seed, f"end/{number}")
-        self.method.plan.end_task(self.blocks, Boundary(self.past.cores, self.past.protecting(cores), kept, draw))
+        self.method.plan.end_task(self.blocks, TaskEnd(self.past.cores, self.past.protecting(cores), kept, draw))
         if drift is not None and getattr(self.method.plan, "rewrites", False):
             drift = self._drift(anchor.ending_at(self.blocks.factors()))  # with what the end of the task has changed
         self.past.append(cores, kept)

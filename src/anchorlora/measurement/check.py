@@ -32,7 +32,7 @@ from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.data import Encoded, EncodedExamples, Example
 from anchorlora.measurement.conditions import FactorSquares
 from anchorlora.measurement.drift import ROUNDING, measure
-from anchorlora.methods import Boundary, Method
+from anchorlora.methods import Method, TaskEnd
 from anchorlora.processes import accelerator_on
 from anchorlora.store.record import largest_zero
 
@@ -126,8 +126,8 @@ def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimi
             return anchor, anchor
         kept = {name: t for constraint in method.constraints for name, t in constraint.end_task(anchor).items()}
         cores, kept = past.made(kept, provided=method.provided_cores)
-        boundary = Boundary(past.cores, past.protecting(cores), kept, stream(seed, f"end/{task}"))
-        method.plan.end_task(blocks, boundary)
+        end = TaskEnd(past.cores, past.protecting(cores), kept, stream(seed, f"end/{task}"))
+        method.plan.end_task(blocks, end)
         past.append(cores, kept)
     return anchor, anchor.ending_at(blocks.factors())
 

@@ -1,7 +1,7 @@
 """Methods as values: a plan for adapters, constraints, and what the method preserves.  A new one is a line in `catalog`."""
 
 from anchorlora.methods import catalog
-from anchorlora.methods.adapter_plan import AdapterPlan, Boundary
+from anchorlora.methods.adapter_plan import AdapterPlan, TaskEnd
 from anchorlora.methods.base import Method, MethodTable
 from anchorlora.methods.folded import FoldedPerTask
 from anchorlora.methods.gated import GatedPerTask
@@ -14,7 +14,6 @@ METHODS = MethodTable.of(catalog)
 __all__ = [
     "METHODS",
     "AdapterPlan",
-    "Boundary",
     "FoldedPerTask",
     "GatedPerTask",
     "MergedPerTask",
@@ -23,4 +22,5 @@ __all__ = [
     "PerTask",
     "Preserves",
     "Shared",
+    "TaskEnd",
 ]

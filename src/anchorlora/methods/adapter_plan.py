@@ -17,7 +17,7 @@ LR_RATIO = "lr_ratio"  # of a parameter group: its learning rate divided by the 
 
 
 @dataclass(frozen=True, eq=False)
-class Boundary:
+class TaskEnd:
     """The facts that an adapter plan may know at the end of a task.
 
     Args:
@@ -55,12 +55,12 @@ class AdapterPlan(Protocol):
             first: True for the first task of the sequence.
         """
 
-    def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
+    def end_task(self, stack: AdapterStack, end: TaskEnd) -> None:
         """Leave the adapters as the next task must find them.
 
         Args:
             stack: The model's adapters, with the finished task's block still current.
-            boundary: What was protected, what will be, and what constraints remember.
+            end: What was protected, what will be, and what constraints remember.
         """
 
     def param_groups(self, stack: AdapterStack) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anchorlora.adapters import AdapterStack
     from anchorlora.constraints import Constraint
     from anchorlora.geometry import Factors, Subspace
-    from anchorlora.methods.adapter_plan import Boundary
+    from anchorlora.methods.adapter_plan import TaskEnd
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class FoldedPerTask(PerTask):
         """
         return rank > self.rank
 
-    def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
+    def end_task(self, stack: AdapterStack, end: TaskEnd) -> None:
         """Fold the finished block into the history.
 
         Args:
             stack: The model's adapters.
-            boundary: The cores to keep, and what `AnswerSensitivity` remembers.
+            end: The cores to keep, and what `AnswerSensitivity` remembers.
 
         Raises:
             InvalidValue: The cores have more directions than the rank can keep.
@@ -84,13 +84,13 @@ class FoldedPerTask(PerTask):
         stack.check_history()
         folded = {}
         for layer, factors in grown.items():
-            keep = self._join_cores(layer, boundary)
-            folded[layer] = self._fold(layer, factors, keep, boundary.past)
+            keep = self._join_cores(layer, end)
+            folded[layer] = self._fold(layer, factors, keep, end.past)
         stack.restore(folded, as_history=True)
 
-    def _join_cores(self, layer: str, boundary: Boundary) -> Subspace | None:
+    def _join_cores(self, layer: str, end: TaskEnd) -> Subspace | None:
         """Both cores of a layer together."""
-        before, after = boundary.protected.get(layer), boundary.cores.get(layer)
+        before, after = end.protected.get(layer), end.cores.get(layer)
         if after is None:
             return before
         if (before or after).k + after.k > self.rank:

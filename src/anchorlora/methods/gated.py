@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from anchorlora.adapters import AdapterStack, Gates
     from anchorlora.geometry import Factors
-    from anchorlora.methods.adapter_plan import Boundary
+    from anchorlora.methods.adapter_plan import TaskEnd
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class GatedPerTask(BeginsSum):
         stack.gates.open(self.start)
         stack.open(generator)
 
-    def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
+    def end_task(self, stack: AdapterStack, end: TaskEnd) -> None:
         """Freeze the block, fix the size that its gate weighs, and stack it onto the history.
 
         Args:
             stack: The model's adapters.
-            boundary: Not used.
+            end: Not used.
         """
         assert stack.gates is not None
         stack.gates.close(stack.newest())

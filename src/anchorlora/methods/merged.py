@@ -26,7 +26,7 @@ from anchorlora.methods.plans import PerTask
 
 if TYPE_CHECKING:
     from anchorlora.adapters import AdapterStack
-    from anchorlora.methods.adapter_plan import Boundary
+    from anchorlora.methods.adapter_plan import TaskEnd
 
 BY = ("snapshot", "ties", "dare")
 
@@ -47,13 +47,13 @@ class MergedPerTask(PerTask):
 
     Example:
         >>> from anchorlora import AdapterStack, MergedPerTask
-        >>> from anchorlora.methods import Boundary
+        >>> from anchorlora.methods import TaskEnd
         >>> stack, plan = AdapterStack(tiny().unload(), targets=("q_proj",), rank=4, alpha=8), MergedPerTask("snapshot", 0.5)
         >>> for task in range(2):
         ...     plan.begin_task(stack, torch.Generator().manual_seed(task), first=task == 0)
         ...     for p in stack.trainable():
         ...         p.data += 0.1  # training, in a real loop
-        ...     plan.end_task(stack, Boundary())
+        ...     plan.end_task(stack, TaskEnd())
         >>> f = stack.factors()["model.layers.0.self_attn.q_proj"]
         >>> f.rank, [round(float(f.B[0, i]), 3) for i in (0, 4)]  # the second block counts half
         (8, [0.1, 0.05])
@@ -70,23 +70,23 @@ class MergedPerTask(PerTask):
         if not 0 < self.share < 1:
             raise InvalidValue(f"MergedPerTask(share=..) lies between 0 and 1, not at {self.share}; PerTask() adds whole blocks")
 
-    def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
+    def end_task(self, stack: AdapterStack, end: TaskEnd) -> None:
         """Merge the finished block into the history.
 
         Args:
             stack: The model's adapters.
-            boundary: Its `draw` is what DARE draws from. With protected cores there is a past, even before the first block.
+            end: Its `draw` is what DARE draws from. With protected cores there is a past, even before the first block.
 
         Raises:
             InvalidValue: DARE has nothing to draw from.
         """
         from anchorlora.adapters import merged_factors
 
-        if self.by == "dare" and boundary.draw is None:
-            raise InvalidValue("MergedPerTask('dare', ..) drops entries at random; pass Boundary(draw=generator)")
+        if self.by == "dare" and end.draw is None:
+            raise InvalidValue("MergedPerTask('dare', ..) drops entries at random; pass TaskEnd(draw=generator)")
         new, grown = stack.newest(), stack.stacked()
         stack.check_history()
         for layer, block in new.items():
-            if grown[layer].rank > block.rank or boundary.protected:
-                grown[layer] = merged_factors(grown[layer], block.rank, by=self.by, share=self.share, draw=boundary.draw)
+            if grown[layer].rank > block.rank or end.protected:
+                grown[layer] = merged_factors(grown[layer], block.rank, by=self.by, share=self.share, draw=end.draw)
         stack.restore(grown, as_history=True)

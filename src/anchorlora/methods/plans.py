@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from anchorlora.adapters import AdapterStack
     from anchorlora.geometry import Factors
-    from anchorlora.methods.adapter_plan import Boundary
+    from anchorlora.methods.adapter_plan import TaskEnd
 
 
 class BeginsSum:
@@ -81,12 +81,12 @@ class Shared(TrainsItsBlock):
         if first:
             stack.open(generator)
 
-    def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
+    def end_task(self, stack: AdapterStack, end: TaskEnd) -> None:
         """Leave the adapter as it is.
 
         Args:
             stack: The model's adapters.
-            boundary: Not used.
+            end: Not used.
         """
 
     def param_groups(self, stack: AdapterStack) -> list[dict[str, Any]]:
@@ -147,12 +147,12 @@ class PerTask(TrainsItsBlock):
         """
         stack.open(generator, orthogonal=self.orthogonal)
 
-    def end_task(self, stack: AdapterStack, boundary: Boundary) -> None:
+    def end_task(self, stack: AdapterStack, end: TaskEnd) -> None:
         """Freeze the block and stack it onto the history.
 
         Args:
             stack: The model's adapters.
-            boundary: Not used.
+            end: Not used.
         """
         stack.fold()
 
