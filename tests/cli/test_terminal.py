@@ -20,7 +20,7 @@ from anchorlora.cli.app import COMMANDS, main
 from anchorlora.cli.audit import lines
 from anchorlora.cli.check import LABELS, verdict
 from anchorlora.cli.console import WIDTH, fitted, titled
-from anchorlora.cli.progress import Bars
+from anchorlora.cli.progress import ProgressCallback
 from anchorlora.pages.table import Column, Table
 from anchorlora_lab.cli.eval import show
 from anchorlora_lab.report import writers
@@ -172,7 +172,7 @@ def test_the_other_shells_get_a_script(shell, program):
 @settings(max_examples=20)
 def test_a_bar_fits_its_terminal_and_shows_how_far_it_is(what, width):
     console = Console(file=io.StringIO(), force_terminal=True, width=width, soft_wrap=True)
-    with Bars(console, tasks=None) as bars:
+    with ProgressCallback(console, tasks=None) as bars:
         bars.on_progress(what, 16, 256)
         bars.progress.refresh()
         lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue()).replace("\r", "\n").split("\n")
@@ -184,7 +184,7 @@ def test_a_bar_fits_its_terminal_and_shows_how_far_it_is(what, width):
 
 def test_without_a_terminal_there_is_no_bar():
     console = Console(file=io.StringIO(), width=80)
-    with Bars(console, tasks=None) as bars:
+    with ProgressCallback(console, tasks=None) as bars:
         bars.on_progress("writing texts of its own", 16, 256)
         bars.on_task_begin(1, "news", 9, 0)
     assert console.file.getvalue() == ""

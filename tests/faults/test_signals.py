@@ -20,7 +20,7 @@ from rich.console import Console
 import small
 from anchorlora.__main__ import entry
 from anchorlora.cli.app import main
-from anchorlora.cli.progress import Bars
+from anchorlora.cli.progress import ProgressCallback
 from anchorlora.cli.signals import ASKING, asked_to_stop, leaving_at_once, stopping_at_once
 from anchorlora.errors import Interrupted
 from anchorlora.runs.checkpoint import Checkpoint
@@ -254,7 +254,7 @@ def test_a_lease_that_is_another_process_s_by_now_is_not_given_back(tmp_path):
 def test_the_terminal_is_left_alone_until_something_is_learned():
     """A bar hides the cursor, and a process that ends where it is does not show it again."""
     console = Console(file=io.StringIO(), force_terminal=True)
-    with Bars(console, tasks=2) as bars:
+    with ProgressCallback(console, tasks=2) as bars:
         assert console.file.getvalue() == ""
         bars.on_task_begin(1, "fruit", 9, 0)
         assert "\x1b[?25l" in console.file.getvalue()
@@ -262,7 +262,7 @@ def test_the_terminal_is_left_alone_until_something_is_learned():
 
 def test_texts_of_the_models_own_have_a_bar_that_hides_no_cursor_and_goes_before_training():
     console = Console(file=io.StringIO(), force_terminal=True)
-    with Bars(console, tasks=1) as bars:
+    with ProgressCallback(console, tasks=1) as bars:
         bars.on_progress("writing texts of its own", 16, 256)
         bars.progress.refresh()
         shown = console.file.getvalue()

@@ -166,7 +166,7 @@ def test_the_command_line_says_how_often_to_look(small_recipe, tmp_path, monkeyp
     for every in ("5", "100"):
         words = command(recipe, tmp_path / every, "sfor")
         words[words.index("--save-every") :] = ["--save-every", "0", "--check-every", every]
-        monkeypatch.setattr("anchorlora.cli.progress.Bars.on_step_end", _after_step_three(catching(monkeypatch)))
+        monkeypatch.setattr("anchorlora.cli.progress.ProgressCallback.on_step_end", _after_step_three(catching(monkeypatch)))
         with redirect_stderr(StringIO()) as said:
             assert main(words) == 3
         ends.append(re.search(r"by step (\d)", " ".join(said.getvalue().split()))[1])

@@ -631,7 +631,7 @@ def test_a_dry_run_writes_nothing_and_names_every_phase_which_all_reach_their_en
         assert told.get(what, (0, total))[1] == total
         told[what] = (done, total)
 
-    monkeypatch.setattr("anchorlora.cli.progress.Bars.on_progress", tell)
+    monkeypatch.setattr("anchorlora.cli.progress.ProgressCallback.on_progress", tell)
     tokens, turn_of, lines, of_lines = [], text_data.turn_of, [], sample_files._json_lines
     monkeypatch.setattr(text_data, "turn_of", lambda example, encoder: tokens.append(example.place) or turn_of(example, encoder))
     monkeypatch.setattr(sample_files, "_json_lines", lambda path: (lines.append(row[0]) or row for row in of_lines(path)))

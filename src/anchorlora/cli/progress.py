@@ -15,7 +15,7 @@ from rich.table import Column
 from anchorlora.continual.callback import RunCallback, TaskState
 
 
-class Bars(RunCallback):
+class ProgressCallback(RunCallback):
     """Progress of one run. Use in `with`; the bars vanish at its end, the lines stay.
 
     The cursor is hidden only while a task trains, since a signal before that ends the process at once.
@@ -39,7 +39,7 @@ class Bars(RunCallback):
         self.bar: Any = None
         self.what = ""
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> ProgressCallback:
         return self
 
     def __exit__(self, *_: object) -> None:

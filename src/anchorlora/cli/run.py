@@ -122,7 +122,7 @@ def tuned(config: RunConfig, numbers: dict[str, float], selection: Path | None) 
 def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct, track: Sequence[str]) -> None:
     from transformers.utils import logging
 
-    from anchorlora.cli.progress import Bars
+    from anchorlora.cli.progress import ProgressCallback
     from anchorlora.cli.signals import asked_to_stop
     from anchorlora.pages.record import drift_table, triangle_table
     from anchorlora.runs.run import run_sequence
@@ -145,7 +145,7 @@ def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct, track: Se
     folder = RunFolder(to)
     already = folder.is_finished
     with asked_to_stop(err.print) as stop:
-        with Bars(err, tasks=len(config.order)) as bars, tracked(track, to, say=bars.on_warning) as trackers:
+        with ProgressCallback(err, tasks=len(config.order)) as bars, tracked(track, to, say=bars.on_warning) as trackers:
             record = run_sequence(config.recipe, how, callbacks=[bars, *trackers], stop=stop, **common)
         for table in (triangle_table(record), drift_table([record])):
             out.print(titled(table))

@@ -124,7 +124,7 @@ def train(
     from transformers.utils import logging
 
     from anchorlora.cli.parsing import settings_of, targets_named
-    from anchorlora.cli.progress import Bars
+    from anchorlora.cli.progress import ProgressCallback
     from anchorlora.cli.signals import asked_to_stop
     from anchorlora.config import BaseModelSettings, base_model_of
     from anchorlora.errors import InvalidValue
@@ -166,7 +166,11 @@ def train(
         show_price(priced(request, to, methods=METHODS), as_json=as_json)
         return
     already = RunFolder(to).is_taught
-    with asked_to_stop(err.print) as stop, Bars(err, tasks=None) as bars, tracked(track, to, say=bars.on_warning) as trackers:
+    with (
+        asked_to_stop(err.print) as stop,
+        ProgressCallback(err, tasks=None) as bars,
+        tracked(track, to, say=bars.on_warning) as trackers,
+    ):
         found = train_skill(
             request,
             to,
