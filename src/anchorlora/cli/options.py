@@ -120,7 +120,7 @@ def recipe_options(command: Callable) -> Callable:
 
 
 @dataclass(frozen=True)
-class Conduct:
+class ExecutionOptions:
     """How runs are carried out; changes no result.  Every field is an argument of `run_sequence`."""
 
     save_every: int
@@ -133,10 +133,10 @@ class Conduct:
         return [*words, "--allow-inexact"] if self.allow_inexact else words
 
 
-def conduct_options(command: Callable | None = None, *, together: bool = False) -> Callable:
-    """Add --save-every, --check-every, and --allow-inexact, gathered in one argument `conduct`."""
+def execution_options(command: Callable | None = None, *, together: bool = False) -> Callable:
+    """Add --save-every, --check-every, and --allow-inexact, gathered in one argument `execution`."""
     if command is None:
-        return partial(conduct_options, together=together)
+        return partial(execution_options, together=together)
 
     @click.option(
         "--save-every",
@@ -162,7 +162,7 @@ def conduct_options(command: Callable | None = None, *, together: bool = False) 
         from anchorlora.processes import refuse_other_launchers, refuse_several_processes
 
         refuse_other_launchers() if together else refuse_several_processes()
-        return command(*args, conduct=Conduct(save_every, check_every, allow_inexact), **others)
+        return command(*args, execution=ExecutionOptions(save_every, check_every, allow_inexact), **others)
 
     return run
 

@@ -11,9 +11,9 @@ import click
 from anchorlora.cli.console import err, example, out, path_option, titled
 from anchorlora.cli.dry_run import flops_option, preview
 from anchorlora.cli.options import (
-    Conduct,
+    ExecutionOptions,
     changed,
-    conduct_options,
+    execution_options,
     methods_beginning,
     recipe_argument,
     recipe_options,
@@ -40,7 +40,7 @@ from anchorlora.text import shown
 @recipe_options
 @path_option("--selection", help="A selection.json; the method uses the value chosen there.")
 @track
-@conduct_options(together=True)
+@execution_options(together=True)
 @click.option(
     "--dry-run", is_flag=True, help="Print the resolved configuration, step counts, sizes, and expected time; write nothing."
 )
@@ -56,7 +56,7 @@ def run(
     settings: tuple[str, ...],
     selection: Path | None,
     track: tuple[str, ...],
-    conduct: Conduct,
+    execution: ExecutionOptions,
     dry_run: bool,
     flops: float | None,
 ) -> None:
@@ -98,7 +98,7 @@ def run(
         return
     if to is None:
         raise InvalidValue("no run directory given; choose one with --out")
-    _train(config, how, to, conduct, track)
+    _train(config, how, to, execution, track)
 
 
 def tuned(config: RunConfig, numbers: dict[str, float], selection: Path | None) -> RunConfig:
@@ -119,7 +119,7 @@ def tuned(config: RunConfig, numbers: dict[str, float], selection: Path | None) 
     return config.model_copy(update={"settings": {**config.settings, **numbers}})
 
 
-def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct, track: Sequence[str]) -> None:
+def _train(config: RunConfig, how: Method, to: Path, execution: ExecutionOptions, track: Sequence[str]) -> None:
     from transformers.utils import logging
 
     from anchorlora.cli.progress import ProgressCallback
@@ -136,7 +136,7 @@ def _train(config: RunConfig, how: Method, to: Path, conduct: Conduct, track: Se
         "name": config.method,
         "settings": config.settings,
         "selection": config.selection,
-        **vars(conduct),
+        **vars(execution),
     }
     if following():  # the first process speaks for all
         with asked_to_stop(lambda said: None) as stop:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anchorlora.cli.console import above_zero_option, count_option, err, example, fitted, out, path_option, print_json
-from anchorlora.cli.options import Conduct, ReadsRows, conduct_options, methods_beginning, settings_option, track
+from anchorlora.cli.options import ExecutionOptions, ReadsRows, execution_options, methods_beginning, settings_option, track
 
 if TYPE_CHECKING:
     from anchorlora.train.answers import Answers
@@ -89,7 +89,7 @@ class Train(ReadsRows):
 @click.option("--seed", type=int, metavar="N", default=42, show_default=True, help="Seed for everything random.")
 @settings_option("FoldedPerTask.rank=48")
 @track
-@conduct_options
+@execution_options
 @click.option("--dry-run", is_flag=True, help="Write nothing; print rows, steps, memory, and minutes as measured on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def train(
@@ -109,7 +109,7 @@ def train(
     targets: str | None,
     settings: tuple[str, ...],
     track: tuple[str, ...],
-    conduct: Conduct,
+    execution: ExecutionOptions,
     dry_run: bool,
     as_json: bool,
     **others: Any,
@@ -178,7 +178,7 @@ def train(
             callbacks=[bars, *trackers],
             stop=stop,
             say=lambda said: None if already else err.print(f"{said} ..."),
-            conduct=vars(conduct),
+            execution=vars(execution),
             margin=Margin(points=margin),
         ).as_dict()
     answers = answers_of(to, found)

@@ -90,7 +90,7 @@ def train_skill(
     callbacks: Sequence[RunCallback] = (),
     stop: Stop | None = None,
     say: Say = lambda sentence: None,
-    conduct: Mapping[str, Any] | None = None,
+    execution: Mapping[str, Any] | None = None,
     margin: Margin = DEFAULT_MARGIN,
 ) -> Verdict:
     """Teach a model a skill, keep what it could do, and return how that went.
@@ -111,7 +111,7 @@ def train_skill(
             refuse_others(request, out)
             return _finished(request, out, margin)
         teaching = Teaching(request, out, request.method_in(methods), _session(request), files_of(request), say, callbacks)
-        _teach(teaching, lease, stop=stop, conduct=conduct or {})
+        _teach(teaching, lease, stop=stop, execution=execution or {})
         lease.check()
         verdict = _judged(request, out, margin)
         write_text(RunFolder(out).verdict, json.dumps(verdict.as_dict(), indent=1) + "\n")
@@ -194,7 +194,7 @@ def _session(request: SkillRequest) -> Session:
     return Session(asked.base_model, adapter=request.adapter)
 
 
-def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, conduct: Mapping[str, Any]) -> None:
+def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, execution: Mapping[str, Any]) -> None:
     """Do what is left of teaching a skill: what is kept, the run, the same again."""
     request, out, folder, method = teaching.request, teaching.out, teaching.folder, teaching.method
     begins = not (folder / "before").is_dir()
@@ -230,7 +230,7 @@ def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, conduct: Mapp
             callbacks=[*teaching.callbacks, *more],
             stop=stop,
             leave_last=left,
-            **conduct,
+            **execution,
         )
 
     teaching.say("training")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.options import changed, conduct_options, recipe_options, refuse_unasked_code
+from anchorlora.cli.options import changed, execution_options, recipe_options, refuse_unasked_code
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
 
@@ -98,11 +98,11 @@ class EngineOptions:
 def study_options(command: Callable) -> Callable:
     """Add --engine and what engines need, --model, --data, --set, --save-every, --check-every, and --allow-inexact.
 
-    They are gathered, with the recipe, in the arguments `engines`, `recipe`, `numbers` (of methods' parts), and `conduct`.
+    They are gathered, with the recipe, in the arguments `engines`, `recipe`, `numbers` (of methods' parts), and `execution`.
     """
 
     @recipe_options
-    @conduct_options
+    @execution_options
     @wraps(command)
     def gathered(*args: Any, engine: str, retry_failed: bool, recipe: str, settings, model, data, **given: Any) -> Any:
         from anchorlora.cli.parsing import recipe_named, settings_of

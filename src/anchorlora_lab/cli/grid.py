@@ -9,7 +9,7 @@ import click
 
 from anchorlora.cli.console import example, out, path_option
 from anchorlora.cli.dry_run import expected, flops_option
-from anchorlora.cli.options import Conduct, recipe_argument
+from anchorlora.cli.options import ExecutionOptions, recipe_argument
 from anchorlora.config import Recipe
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora_lab.cli.engines import EngineOptions, listed, seeds, seeds_of, study_options
@@ -41,7 +41,7 @@ def grid(
     engines: EngineOptions,
     recipe: Recipe,
     numbers: dict[str, float],
-    conduct: Conduct,
+    execution: ExecutionOptions,
     dry_run: bool,
     to_list: bool,
     flops: float | None,
@@ -75,9 +75,9 @@ def grid(
     if to_list:
         if engines.engine != "local":
             raise InvalidValue(f"--list prints commands for you to start, and --engine {engines.engine} starts them; leave out one")
-        commands(planned, root=to, conduct=conduct, retry_failed=engines.retry_failed)
+        commands(planned, root=to, execution=execution, retry_failed=engines.retry_failed)
         return
-    outcomes = run_all(planned, root=to, engine=engines.made(recipe.base_model.device), conduct=conduct)
+    outcomes = run_all(planned, root=to, engine=engines.made(recipe.base_model.device), execution=execution)
     before = "" if outcomes else "; none was missing"
     out.print(f"{sum(each.done for each in planned)} of {len(planned)} runs are finished in {to}" + before)
     handed_over(outcomes, to)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from anchorlora.cli.console import err, out
-from anchorlora.cli.options import Conduct
+from anchorlora.cli.options import ExecutionOptions
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import Failed
 from anchorlora_lab.grid.folder import remember, submitting
@@ -39,7 +39,7 @@ def bar_over(console: Console, clock: Callable[[], float] | None = None) -> Prog
     )
 
 
-def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, conduct: Conduct) -> list[Outcome]:
+def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, execution: ExecutionOptions) -> list[Outcome]:
     """Run what is missing, with a bar over all runs and one line per finished run."""
     for each in planned:
         each.refuse_another()
@@ -57,11 +57,11 @@ def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, conduct: 
             err.print(f"{finished}/{len(planned) - done} {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
 
         return engine.run(
-            planned, root=root, watch=watch, command=lambda folder, config: [*command_line(folder, config), *conduct.words()]
+            planned, root=root, watch=watch, command=lambda folder, config: [*command_line(folder, config), *execution.words()]
         )
 
 
-def commands(planned: Sequence[Planned], *, root: Path, conduct: Conduct, retry_failed: bool) -> None:
+def commands(planned: Sequence[Planned], *, root: Path, execution: ExecutionOptions, retry_failed: bool) -> None:
     """Print the command of every missing run, one a line, after writing its configuration."""
     for each in planned:
         each.refuse_another()
@@ -71,7 +71,7 @@ def commands(planned: Sequence[Planned], *, root: Path, conduct: Conduct, retry_
     with stopping_at_once(), submitting(root):
         missing, others = to_begin(planned, root, given={}, retry_failed=retry_failed)
     for each in missing:
-        click.echo(shlex.join([*command_line(each.folder.absolute(), each.config), *conduct.words()]))
+        click.echo(shlex.join([*command_line(each.folder.absolute(), each.config), *execution.words()]))
     for outcome in others:
         err.print(f"left out: {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
 

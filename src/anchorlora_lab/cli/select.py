@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.console import example, out, path_option
-from anchorlora.cli.options import Conduct, methods_beginning, recipe_argument
+from anchorlora.cli.options import ExecutionOptions, methods_beginning, recipe_argument
 from anchorlora.config import Recipe
 from anchorlora.errors import Failed, InvalidValue
 from anchorlora_lab.cli.engines import EngineOptions, study_options
@@ -31,7 +31,7 @@ def select(
     engines: EngineOptions,
     recipe: Recipe,
     numbers: dict[str, float],
-    conduct: Conduct,
+    execution: ExecutionOptions,
 ) -> None:
     """Choose a method's strength on a holdout of the training data.
 
@@ -58,7 +58,7 @@ def select(
         candidate_run.refuse_another()
     already = (to / FILE).exists()
     if not already:
-        outcomes = run_all(candidates, root=to, engine=engine, conduct=conduct)
+        outcomes = run_all(candidates, root=to, engine=engine, execution=execution)
         if any(o.status == "submitted" or o.note for o in outcomes):
             handed_over(outcomes, to)
             out.print("the same command chooses among the candidates once they have finished")

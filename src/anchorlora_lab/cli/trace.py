@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.console import example, out, path_option
-from anchorlora.cli.options import Conduct, recipe_argument
+from anchorlora.cli.options import ExecutionOptions, recipe_argument
 from anchorlora.config import Recipe
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
@@ -44,7 +44,7 @@ def trace(
     engines: EngineOptions,
     recipe: Recipe,
     numbers: dict[str, float],
-    conduct: Conduct,
+    execution: ExecutionOptions,
 ) -> None:
     """Trace the drift of a second task, for each method and seed.
 
@@ -68,8 +68,8 @@ def trace(
     refuse_unknown_tasks([each.config.order for each in traced if not each.done], recipe)
     engine = engines.made(recipe.base_model.device)
     remember([each.folder for each in (*begun.values(), *traced)], to)
-    outcomes = run_all(list(begun.values()), root=to, engine=engine, conduct=conduct)
-    outcomes += run_all([row for row in traced if begun[row.config.seed].done], root=to, engine=engine, conduct=conduct)
+    outcomes = run_all(list(begun.values()), root=to, engine=engine, execution=execution)
+    outcomes += run_all([row for row in traced if begun[row.config.seed].done], root=to, engine=engine, execution=execution)
     before = "" if outcomes else "; none was missing"
     out.print(f"{sum(each.done for each in traced)} of {len(traced)} traces are finished in {to}" + before)
     handed_over(outcomes, to)
