@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from anchorlora.store.files import link, new_file, new_folder, write_text
-from anchorlora.store.log import mark
+from anchorlora.store.log import prefix_hash
 
 
 def inode(path):
@@ -57,7 +57,7 @@ def test_a_folder_has_its_name_when_everything_in_it_is_on_disk_and_not_before(d
 def test_a_mark_is_of_what_is_on_disk(done, tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text("{}\n")
-    assert mark(path).size == 3
+    assert prefix_hash(path).size == 3
     assert done == [("on disk", inode(path))]
 
 

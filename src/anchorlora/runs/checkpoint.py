@@ -29,7 +29,7 @@ from anchorlora.features.files import basis_in, read_cores, read_tensors, write_
 from anchorlora.features.store import LayerCore
 from anchorlora.store.files import write_text
 from anchorlora.store.json import checked
-from anchorlora.store.log import Mark, mark, shrunk
+from anchorlora.store.log import PrefixHash, prefix_hash, shrunk
 from anchorlora.store.record import LayerFacts, TaskResult
 from anchorlora.store.run_folder import ADAPTER, CORES_FILE
 from anchorlora.store.seal import damage, read_facts, read_sealed, sealed_folder, sha256, write_sealed
@@ -50,7 +50,7 @@ class Begun:
     step: int  # optimizer steps so far
     seconds: float  # seconds of training so far
     stores: dict[str, str]  # layer path -> store of its feature rows
-    trace: Mark  # how much of trace.jsonl was written then
+    trace: PrefixHash  # how much of trace.jsonl was written then
 
 
 Facts = TypeVar("Facts", Begun, "SavedResult")
@@ -71,12 +71,12 @@ def sound(folder: Path, kind: type[Facts], trace: Path, beside: Mapping[str, Pat
 class SavedResult(TaskResult):
     """A task's numbers as a state holds them."""
 
-    trace: Mark  # how much of trace.jsonl was written when they were saved
+    trace: PrefixHash  # how much of trace.jsonl was written when they were saved
 
     @classmethod
     def of(cls, result: TaskResult, trace: Path) -> SavedResult:
-        """Return a result with the mark of where trace.jsonl ends now."""
-        return cls(**{field.name: getattr(result, field.name) for field in fields(TaskResult)}, trace=mark(trace))
+        """Return a result with the hash of trace.jsonl as it is now."""
+        return cls(**{field.name: getattr(result, field.name) for field in fields(TaskResult)}, trace=prefix_hash(trace))
 
     @classmethod
     def read(cls, folder: Path, number: int, trace: Path, beside: Mapping[str, Path]) -> SavedResult:
@@ -119,7 +119,7 @@ class Checkpoint:
         self.check()
         with sealed_folder(self.root / _step(progress.step), beside=self.beside, check=self.check) as folder:
             write_tensors(folder / TENSORS, progress.tensors)
-            begun = Begun(progress.number, progress.step, progress.seconds, progress.stores, mark(self.trace))
+            begun = Begun(progress.number, progress.step, progress.seconds, progress.stores, prefix_hash(self.trace))
             write_text(folder / FACTS, json.dumps(asdict(begun), allow_nan=False))
         here = [folder for folder in self._steps() if folder.name <= _step(progress.step)]
         for old in {*self._steps()} - {*here[:KEPT]}:

@@ -63,25 +63,25 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Mark:
+class PrefixHash:
     """Hash of the beginning of a file."""
 
     size: int  # length of that beginning in bytes
     sha256: str
 
 
-def mark(path: Path) -> Mark:
-    """Return the mark of a file as it is now, flushed to disk."""
+def prefix_hash(path: Path) -> PrefixHash:
+    """Return length and hash of a file as it is now, flushed to disk."""
     if not path.is_file():
-        return Mark(0, _sha256(b""))
+        return PrefixHash(0, _sha256(b""))
     with path.open("rb") as file:
         content = file.read()
         os.fsync(file.fileno())
-    return Mark(len(content), _sha256(content))
+    return PrefixHash(len(content), _sha256(content))
 
 
-def shrunk(path: Path, known: Mark) -> str | None:
-    """Return what is wrong with the marked part of a file, naming the file; None if it is unchanged."""
+def shrunk(path: Path, known: PrefixHash) -> str | None:
+    """Return what is wrong with the hashed beginning of a file, naming the file; None if it is unchanged."""
     content = path.read_bytes() if path.is_file() else b""
     if len(content) < known.size:
         return f"{path} is shorter than it was: {len(content)} bytes of {known.size}"
@@ -91,7 +91,7 @@ def shrunk(path: Path, known: Mark) -> str | None:
 
 
 def cut(path: Path, size: int) -> None:
-    """Drop what was appended after a mark."""
+    """Drop what was appended after a size."""
     if path.is_file():
         os.truncate(path, size)
 
