@@ -81,7 +81,7 @@ class HeldOut(FilePart):
     off_core: Amount
 
 
-class Moved(FilePart):
+class ChangeFacts(FilePart):
     """A change and its part on a core, as docs/rule.md defines them. Ratios are null where nothing moved."""
 
     task: int  # number of the task, from 1
@@ -104,7 +104,7 @@ class Moved(FilePart):
         return is_zero(self.rho, self.rho_floor)
 
 
-class DriftFacts(Moved):
+class DriftFacts(ChangeFacts):
     """Change of one task on the cores used during it."""
 
     rho_first: Amount | None  # rho on the cores of the first task

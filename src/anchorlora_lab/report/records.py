@@ -14,7 +14,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.store.adapter_config import adapter_sha256
 from anchorlora.store.json import FilePart, Unreadable, read_file, read_json, text_of
 from anchorlora.store.predictions import Right, read_predictions
-from anchorlora.store.record import LABELS_FILE, RECORD_FILE, SEAL_FILE, Amount, Labels, Moved, Record
+from anchorlora.store.record import LABELS_FILE, RECORD_FILE, SEAL_FILE, Amount, ChangeFacts, Labels, Record
 from anchorlora.store.run_folder import RIGHT_FILE, RunFolder
 from anchorlora_lab.suites.evaluation import EVAL_FILE, Evaluation, read_evaluation
 
@@ -300,7 +300,7 @@ class Moves(FilePart):
     B: Amount
 
 
-class Point(Moved):
+class Point(ChangeFacts):
     """One recorded step."""
 
     step: int  # optimizer step, from 0

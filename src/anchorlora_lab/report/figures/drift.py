@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from anchorlora.store.record import DriftFacts, Moved
+from anchorlora.store.record import ChangeFacts, DriftFacts
 from anchorlora_lab.report.figures.style import (
     REFERENCE,
     SMALLEST,
@@ -78,9 +78,9 @@ def _draw(at: Axes, method: str, found: dict[float, list[float]], looks: Looks, 
     at.scatter(places, dots, s=8, color=look.color, alpha=0.3, linewidths=0)
 
 
-def _references(at: Axes, points: Mapping[int, Sequence[Moved]]) -> None:
+def _references(at: Axes, points: Mapping[int, Sequence[ChangeFacts]]) -> None:
     """The chance level and the numerical tolerance at each place: means over what was measured there."""
-    lines: dict[str, tuple[str, Callable[[Moved], float | None]]] = {
+    lines: dict[str, tuple[str, Callable[[ChangeFacts], float | None]]] = {
         "chance": (":", lambda point: point.chance or None),
         "numerical tolerance": ("--", lambda point: point.bound),
     }
