@@ -21,7 +21,7 @@ from anchorlora.errors import NotFinite
 from anchorlora.models.load import load_base_model
 from anchorlora_lab.suites import mmlu
 from anchorlora_lab.suites.evaluation import Flips, read_evaluation
-from anchorlora_lab.suites.measure import BaseScores, Questions, cache_folder, evaluate, ingredients, subject_of
+from anchorlora_lab.suites.measure import BaseScores, Questions, cache_folder, evaluate, ingredients, target_of
 from anchorlora_lab.suites.questions import EvalProgress
 
 lm_eval = pytest.importorskip("lm_eval", minversion="0.4.12")
@@ -397,19 +397,19 @@ def test_an_adapter_is_attached_as_saved_or_refused(adapter, model, tmp_path):
 
 def test_what_is_no_adapter_and_no_run_is_refused(tmp_path, model, adapter):
     with pytest.raises(ValueError, match="there is no folder"):
-        subject_of(tmp_path / "nowhere")
+        target_of(tmp_path / "nowhere")
     (tmp_path / "runs").mkdir()
     with pytest.raises(ValueError, match="neither a run directory .* nor a saved adapter"):
-        subject_of(tmp_path / "runs")
+        target_of(tmp_path / "runs")
     shutil.copytree(adapter, tmp_path / "runs/one/adapter")
     shutil.copytree(adapter, tmp_path / "runs/one/other")
     with pytest.raises(ValueError, match=r"runs/one holds 2 adapters \(adapter, other\); give one of them"):
-        subject_of(tmp_path / "runs/one")
+        target_of(tmp_path / "runs/one")
     fields = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(fields | {"base_model_name_or_path": None}))
     with pytest.raises(ValueError, match="names no base model; give one with --model"):
-        subject_of(adapter)
-    assert subject_of(adapter, model=str(model)).base_model.model == str(model)
+        target_of(adapter)
+    assert target_of(adapter, model=str(model)).base_model.model == str(model)
 
 
 class Manager:

@@ -25,7 +25,7 @@ from anchorlora.store.artifact import artifact_in
 from anchorlora.store.record import read_record
 from anchorlora.store.seal import sha256
 from anchorlora.train.request import default_recipe
-from anchorlora_lab.suites.measure import subject_of
+from anchorlora_lab.suites.measure import target_of
 from golden import assert_golden, one_line
 
 FAST = [
@@ -293,7 +293,7 @@ def test_a_run_a_task_and_an_adapter_are_recognized_everywhere(finished, small_m
         )
         of_the_run = copied not in (place, place / "adapter")
         assert export_source(place).source.kind == ("run" if of_the_run else "adapter")
-        assert subject_of(place, model="embedded:mini").adapter_sha256 == adapter_sha256(last / "adapter")
+        assert target_of(place, model="embedded:mini").adapter_sha256 == adapter_sha256(last / "adapter")
         assert (artifact_in(place).number == len(small.ORDER)) is of_the_run
         made = cores_from_data(small_model, place, text, rule=CoreRule(at_least=1), device="cpu")
         assert made.origin["adapter_sha256"] == sha256(last / "adapter/adapter_model.safetensors")

@@ -10,7 +10,7 @@ from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.export.source import export_source
 from anchorlora.recipes import mini
-from anchorlora_lab.suites.measure import subject_of
+from anchorlora_lab.suites.measure import target_of
 
 WRONG = {
     "an expression without an end": ("adapter.targets", "([a-z0-9_.]+)+!"),
@@ -83,7 +83,7 @@ def test_names_of_modules_are_taken_in_every_way_that_they_are_written(targets, 
     assert mini().changed({"targets": "all-linear"}).changed({"targets": text}).adapter.targets == taken
 
 
-@pytest.mark.parametrize("read", [subject_of, export_source])
+@pytest.mark.parametrize("read", [target_of, export_source])
 def test_a_base_model_that_an_adapter_names_is_read_as_strictly(read, tmp_path):
     import torch
 

@@ -23,7 +23,7 @@ from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.provenance import Provenance
 from anchorlora_lab.grid.scheduler import command_line
-from anchorlora_lab.suites.measure import subject_of
+from anchorlora_lab.suites.measure import target_of
 from faults.runs import run
 
 COMMIT, LATER = "0123456789abcdef0123456789abcdef01234567", "f" * 40
@@ -86,7 +86,7 @@ def test_a_run_directory_that_asks_for_code_allows_nothing(name, more, asking, t
 
 def test_another_model_for_a_run_is_not_trusted_with_it(asking, coded, tmp_path, capsys):
     other = shutil.copytree(coded, tmp_path / "other")
-    assert subject_of(asking, model=str(other)).base_model.trust_remote_code is None
+    assert target_of(asking, model=str(other)).base_model.trust_remote_code is None
     assert command("merged", asking, "--model", str(other)) == 2
     assert "names its own code (auto_map), which is not run" in capsys.readouterr().err
     assert not (tmp_path / "canary").exists()
@@ -95,7 +95,7 @@ def test_another_model_for_a_run_is_not_trusted_with_it(asking, coded, tmp_path,
 def test_code_is_run_where_the_command_line_names_its_commit(asking, tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("sys.path", [*sys.path])
-    assert subject_of(asking, trust_remote_code=COMMIT).base_model.trust_remote_code == COMMIT
+    assert target_of(asking, trust_remote_code=COMMIT).base_model.trust_remote_code == COMMIT
     command("merged", asking, "--trust-remote-code", COMMIT)  # the code makes no model
     assert (tmp_path / "canary").exists()
 

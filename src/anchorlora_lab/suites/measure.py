@@ -49,8 +49,8 @@ PACKAGES = ("transformers", "torch")
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What is measured."""
+class EvalTarget:
+    """An adapter to evaluate, and the base model beneath it."""
 
     home: Path  # the folder for eval.json
     adapter: Path
@@ -86,34 +86,34 @@ def evaluate(
     An existing eval.json that answers the same request is returned as it is. Mistakes are reported before any model is loaded
     wherever possible.
     """
-    subject = subject_of(folder, model=model, trust_remote_code=trust_remote_code)
-    local = _local(questions, subject)
-    place = subject.home / EVAL_FILE
+    target = target_of(folder, model=model, trust_remote_code=trust_remote_code)
+    inputs = _local_inputs(questions, target)
+    place = target.home / EVAL_FILE
     if place.exists() and not force:
-        return _same_request(place, subject, questions, local)
-    if not os.access(subject.home, os.W_OK):
-        raise InvalidValue(f"{subject.home} cannot be written to, and {EVAL_FILE} belongs there; copy the folder first")
-    _refuse_missing_template(subject, questions, local)
-    found = _measure(subject, questions, local, cache, watch)
+        return _same_request(place, target, questions, inputs)
+    if not os.access(target.home, os.W_OK):
+        raise InvalidValue(f"{target.home} cannot be written to, and {EVAL_FILE} belongs there; copy the folder first")
+    _refuse_missing_template(target, questions, inputs)
+    found = _measure(target, questions, inputs, cache, watch)
     write_text(place, found.as_json())
     return found
 
 
 @dataclass(frozen=True)
-class Local:
-    """What is asked from local files."""
+class LocalInputs:
+    """Rows, prompts and hashes of the local files that a request names."""
 
     rows: mmlu.Mmlu | None  # MMLU's rows, if they come from a folder
     prompts: OwnPrompts | None
     files: Mapping[str, str]  # name -> SHA-256 of each folder and file that was named, and of the adapter's tokenizer
 
 
-def _measure(subject: Subject, questions: Questions, local: Local, cache: Path, watch: Any) -> Evaluation:
+def _measure(target: EvalTarget, questions: Questions, inputs: LocalInputs, cache: Path, watch: Any) -> Evaluation:
     watch = watch or EvalProgress()
     harness = _harness() if questions.tasks else None
-    exams: list[Any] = harness.tasks_asked(questions, data=local.rows) if harness else []
-    exams += [local.prompts] if local.prompts else []
-    base_model = _loaded(subject)
+    exams: list[Any] = harness.tasks_asked(questions, data=inputs.rows) if harness else []
+    exams += [inputs.prompts] if inputs.prompts else []
+    base_model = _loaded(target)
     tokenizer = base_model.tokenizer
     kept = BaseScores(cache)
 
@@ -123,14 +123,14 @@ def _measure(subject: Subject, questions: Questions, local: Local, cache: Path, 
         return found
 
     def base_score(exam: Any) -> Measured:
-        packages = PACKAGES if exam is local.prompts else (*PACKAGES, HARNESS)
+        packages = PACKAGES if exam is inputs.prompts else (*PACKAGES, HARNESS)
         key = ingredients(base_model, exam.key(base_model.model, tokenizer, questions), packages=packages)
         found = kept.get(key, lambda: scored(exam, base_model.model, "without the adapter"), note=watch.note)
         changed(exam.name, found, found)  # what is no fraction is refused before anything else is measured
         return found
 
     before = [base_score(exam) for exam in exams]
-    attached = attach(base_model.model, subject.adapter)
+    attached = attach(base_model.model, target.adapter)
     after = [scored(exam, attached, "with the adapter") for exam in exams]
     tasks = [changed(exam.name, *pair) for exam, *pair in zip(exams, before, after, strict=True)]
     base, now = total([task.base for task in tasks]), total([task.after for task in tasks])
@@ -146,16 +146,16 @@ def _measure(subject: Subject, questions: Questions, local: Local, cache: Path, 
         change=now.score - base.score,
         change_stderr=total([Score(score=task.change, stderr=task.change_stderr) for task in tasks]).stderr,
         tasks=tasks,
-        prompts=local.prompts.flipped(before[-1], after[-1]) if local.prompts else None,
+        prompts=inputs.prompts.flipped(before[-1], after[-1]) if inputs.prompts else None,
         cut=sum(each.cut for each in after),
-        files=dict(local.files),
+        files=dict(inputs.files),
         base_model=ModelFacts(name=base_model.name, sha256=base_model.sha256, dtype=base_model.dtype),
-        adapter_sha256=subject.adapter_sha256,
+        adapter_sha256=target.adapter_sha256,
         versions={name: metadata.version(name) for name in ([HARNESS] if harness else []) + [*PACKAGES, "anchorlora"]},
     )
 
 
-def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str | None = None) -> Subject:
+def target_of(folder: Path, *, model: str | None = None, trust_remote_code: str | None = None) -> EvalTarget:
     """Return what is measured: a finished run with the adapter of its last task, one of its tasks, or a saved adapter."""
     found = artifact_in(folder)
     if found.kind == "run" and found.run and found.record is None:
@@ -168,10 +168,10 @@ def subject_of(folder: Path, *, model: str | None = None, trust_remote_code: str
     if not settings.model:
         raise InvalidValue(f"{where} names no base model; give one with --model")
     settings = asked_for(settings, trust_remote_code, where=where)
-    return Subject(folder, found.adapter, settings, found.record.base_model.sha256 if found.record else None)
+    return EvalTarget(folder, found.adapter, settings, found.record.base_model.sha256 if found.record else None)
 
 
-def _local(questions: Questions, subject: Subject) -> Local:
+def _local_inputs(questions: Questions, target: EvalTarget) -> LocalInputs:
     if questions.data is not None and mmlu.NAME not in questions.tasks:
         raise InvalidValue(
             f"--data takes the rows of {mmlu.NAME} from a folder, and the task is {questions.name}; add {mmlu.NAME}, or leave out "
@@ -179,23 +179,23 @@ def _local(questions: Questions, subject: Subject) -> Local:
         )
     rows = mmlu.read_mmlu(expanded(questions.data)) if questions.data else None
     prompts = read_prompts(questions.prompts) if questions.prompts else None
-    files = subject.tokenizer_files | ({mmlu.NAME: rows.sha256} if rows else {})
+    files = target.tokenizer_files | ({mmlu.NAME: rows.sha256} if rows else {})
     own = [place for place in map(expanded, filter(is_file, questions.tasks)) if place.is_file()]
     names = Counter(place.name for place in own)
     files |= {place.name if names[place.name] == 1 else str(place): sha256(place) for place in own}
-    return Local(rows, prompts, files | ({PROMPTS: prompts.sha256} if prompts else {}))
+    return LocalInputs(rows, prompts, files | ({PROMPTS: prompts.sha256} if prompts else {}))
 
 
-def _same_request(place: Path, subject: Subject, questions: Questions, local: Local) -> Evaluation:
+def _same_request(place: Path, target: EvalTarget, questions: Questions, inputs: LocalInputs) -> Evaluation:
     found = read_evaluation(place)
     pairs = {
         "task": (found.task, questions.name),
         **{name: (getattr(found, name), getattr(questions, name)) for name in ("limit", "num_fewshot", "apply_chat_template")},
-        **{f"the file {name}": (found.files.get(name), local.files.get(name)) for name in {**found.files, **local.files}},
-        "model": (found.base_model.name, subject.base_model.model),
-        "adapter": (found.adapter_sha256, subject.adapter_sha256),
+        **{f"the file {name}": (found.files.get(name), inputs.files.get(name)) for name in {**found.files, **inputs.files}},
+        "model": (found.base_model.name, target.base_model.model),
+        "adapter": (found.adapter_sha256, target.adapter_sha256),
     }
-    if (now := fingerprint_of(subject.base_model)) and found.base_model.sha256:
+    if (now := fingerprint_of(target.base_model)) and found.base_model.sha256:
         pairs["files of the model"] = (found.base_model.sha256, now)
     other = [f"{name}: {_short(there)} there, {_short(asked)} asked" for name, (there, asked) in pairs.items() if there != asked]
     if other:
@@ -207,12 +207,12 @@ def _short(value: object) -> str:
     return "none" if value is None else value[:12] if isinstance(value, str) and len(value) == 64 else str(value)
 
 
-def _refuse_missing_template(subject: Subject, questions: Questions, local: Local) -> None:
-    chats = local.prompts is not None and local.prompts.are_chats
+def _refuse_missing_template(target: EvalTarget, questions: Questions, inputs: LocalInputs) -> None:
+    chats = inputs.prompts is not None and inputs.prompts.are_chats
     if not (chats or questions.apply_chat_template):
         return
-    settings = subject.base_model
-    if not tokenizer_of(settings, adapter=subject.adapter).chat_template:
+    settings = target.base_model
+    if not tokenizer_of(settings, adapter=target.adapter).chat_template:
         why = "the prompts are chats" if chats else "--apply-chat-template needs one"
         remedy = "give prompts as plain text" if chats else "leave it out"
         raise InvalidValue(f"the tokenizer of {settings.model} has no chat template, and {why}; {remedy}, or choose a chat model")
@@ -230,15 +230,15 @@ def _harness() -> Any:
     return harness
 
 
-def _loaded(subject: Subject) -> LoadedModel:
-    settings = subject.base_model
+def _loaded(target: EvalTarget) -> LoadedModel:
+    settings = target.base_model
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    base_model = load_base_model(settings, adapter=subject.adapter)
-    known = (subject.trained_on, base_model.sha256)
+    base_model = load_base_model(settings, adapter=target.adapter)
+    known = (target.trained_on, base_model.sha256)
     if None not in known and len({len(sha or "") for sha in known}) == 1 and known[0] != known[1]:
         raise InvalidValue(
-            f"the model {settings.model} is not the one that {subject.home} was trained on: their hashes differ; put its files "
+            f"the model {settings.model} is not the one that {target.home} was trained on: their hashes differ; put its files "
             "back, or give that one with --model"
         )
     return base_model
