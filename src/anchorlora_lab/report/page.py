@@ -18,7 +18,7 @@ from anchorlora.store.files import naming
 from anchorlora.store.record import RECORD_FILE
 from anchorlora_lab.report.chapters import Chapter, chapters_of
 from anchorlora_lab.report.comparability import Study, studies_of
-from anchorlora_lab.report.figures import FIGURES, Looks, as_bytes, looks_of
+from anchorlora_lab.report.figures import FIGURES, PlotStyles, as_bytes, looks_of
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.layout import AS_IS, WORDS, Layout
 from anchorlora_lab.report.records import Run, by_method
@@ -123,7 +123,9 @@ def all_tables(chapters: Sequence[Chapter]) -> list[Table]:
     return [table for chapter in chapters for table in chapter.tables]
 
 
-def all_pictures(chapters: Sequence[Chapter], looks: Looks, *, forms: Sequence[str] = ("svg",)) -> dict[tuple[int, str], Picture]:
+def all_pictures(
+    chapters: Sequence[Chapter], looks: PlotStyles, *, forms: Sequence[str] = ("svg",)
+) -> dict[tuple[int, str], Picture]:
     """Draw every figure, by chapter (0-based) and name; a method looks the same in all of them.
 
     Args:

@@ -22,7 +22,7 @@ from anchorlora_lab.report.figures.scores import (
     one_base_model_against_another,
     task_by_task,
 )
-from anchorlora_lab.report.figures.style import Look, Looks, as_bytes, looks_of
+from anchorlora_lab.report.figures.style import PlotStyle, PlotStyles, as_bytes, looks_of
 
 FIGURES: dict[str, Callable[..., Figure]] = {  # each draws runs in the looks of their methods
     "stages": task_by_task,
@@ -41,4 +41,4 @@ FIGURES: dict[str, Callable[..., Figure]] = {  # each draws runs in the looks of
     "gradients": gradients_and_moves,
 }
 
-__all__ = ["FIGURES", "Look", "Looks", "as_bytes", "looks_of"]
+__all__ = ["FIGURES", "PlotStyle", "PlotStyles", "as_bytes", "looks_of"]

@@ -12,7 +12,7 @@ from anchorlora.store.record import ChangeFacts, DriftFacts
 from anchorlora_lab.report.figures.style import (
     REFERENCE,
     SMALLEST,
-    Looks,
+    PlotStyles,
     beside_each_other,
     curve,
     drawable,
@@ -26,7 +26,7 @@ from anchorlora_lab.report.records import Point, Run, by_method, deviation, fami
 CORES = {"current core": "rho", "first core": "rho_first", "all past cores": "rho_union"}
 
 
-def drift_by_task(runs: Sequence[Run], looks: Looks) -> Figure:
+def drift_by_task(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw rho of every task on the core used during it: geometric means, one dot per run, chance, and the numerical tolerance."""
     stages = list(range(2, max(len(run.order) for run in runs) + 1))
     with panels(runs, title="Drift on protected directions, by task", height=5.6) as (figure, axes):
@@ -42,7 +42,7 @@ def drift_by_task(runs: Sequence[Run], looks: Looks) -> Figure:
     return figure
 
 
-def rho_on_cores(runs: Sequence[Run], looks: Looks) -> Figure:
+def rho_on_cores(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw rho of the last task on its own core, the first task's, and the union of all past ones."""
     places = list(range(len(CORES)))
     with panels(runs, title="The last task on the current core, the first core, and all past cores", height=5.6) as (figure, axes):
@@ -65,7 +65,7 @@ def _ratios(drifts: Sequence[DriftFacts], field: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _draw(at: Axes, method: str, found: dict[float, list[float]], looks: Looks, *, line: str = "") -> None:
+def _draw(at: Axes, method: str, found: dict[float, list[float]], looks: PlotStyles, *, line: str = "") -> None:
     """Geometric means, joined by a line where they follow each other, and a dot for each value."""
     values, look = {x: each for x, each in found.items() if each}, looks[method]
     if not values:
@@ -89,7 +89,7 @@ def _references(at: Axes, points: Mapping[int, Sequence[ChangeFacts]]) -> None:
         at.plot(list(known), list(known.values()), style, color=REFERENCE, label=name)
 
 
-def trajectories(runs: Sequence[Run], looks: Looks) -> Figure:
+def trajectories(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw rho over optimizer steps (top, without step 0) and its last value with the percentage (bottom), on one scale."""
     tasks = plain(" -> ".join(runs[0].order))
     with panels(runs, title=f"rho while training on the second task: {tasks}", rows=2, height=4.2) as (figure, axes):
@@ -112,14 +112,14 @@ def _by_step(runs: Sequence[Run]) -> dict[int, Sequence[Point]]:
     return {points[0].step: points for points in zip(*known, strict=False)}
 
 
-def _curve(at: Axes, method: str, runs: Sequence[Run], place: int, looks: Looks) -> None:
+def _curve(at: Axes, method: str, runs: Sequence[Run], place: int, looks: PlotStyles) -> None:
     values = {step: [drawable(point.rho) or SMALLEST for point in points] for step, points in _by_step(runs).items()}
     low, high = _band(list(values.values()))
     curve(at, method, looks, place, list(values), list(map(mean, values.values())), marks=10, linestyle=looks[method].line)
     at.fill_between(list(values), low, high, color=looks[method].color, alpha=0.18, linewidth=0)
 
 
-def _end(at: Axes, method: str, runs: Sequence[Run], place: int, looks: Looks) -> None:
+def _end(at: Axes, method: str, runs: Sequence[Run], place: int, looks: PlotStyles) -> None:
     values, look = [drawable(run.trace[-1].rho) or SMALLEST for run in runs], looks[method]
     (low,), (high,) = _band([values])
     middle = mean(values)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from anchorlora.methods import METHODS
 from anchorlora.pages.record import short_layers
-from anchorlora_lab.report.figures.style import REFERENCE, SMALLEST, Looks, curve, drawable, named, panels, plain
+from anchorlora_lab.report.figures.style import REFERENCE, SMALLEST, PlotStyles, curve, drawable, named, panels, plain
 from anchorlora_lab.report.records import FAMILIES, Family, Point, Run, by_method, families_of, mean
 from anchorlora_lab.report.tables.energy import cost_table, energy, layers_of
 from anchorlora_lab.report.tables.mechanism import AGAINST, Spot, ratio, spots_of_boundaries, spots_of_runs
@@ -25,7 +25,7 @@ LABELS = {
 LOGARITHMIC = ("rho", "predicted KL")
 
 
-def paths_to_the_past(runs: Sequence[Run], looks: Looks) -> Figure:
+def paths_to_the_past(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw rho by which path to the core a method leaves open: tasks and runs as dots, geometric means, chance, tolerance."""
     mine = {family: found for family in FAMILIES if (found := methods_with_paths(runs, family))}
     columns = max(1, len(mine))
@@ -64,7 +64,7 @@ def methods_with_paths(runs: Sequence[Run], family: Family) -> dict[str, list[Ru
     return found if len(found) > 1 else {}
 
 
-def gradients_and_moves(runs: Sequence[Run], looks: Looks) -> Figure:
+def gradients_and_moves(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw gradient norms of task and penalties over the steps, and how far A and B have moved: means over runs."""
     rows: list[tuple[str, Callable[[Point], float | None], bool]] = [
         ("gradient of the task", lambda p: p.grad_norms.task if p.grad_norms else None, True),
@@ -94,7 +94,9 @@ def gradients_and_moves(runs: Sequence[Run], looks: Looks) -> Figure:
     return figure
 
 
-def _means(at: Axes, method: str, runs: Sequence[Run], value: Callable[[Point], float | None], place: int, looks: Looks) -> None:
+def _means(
+    at: Axes, method: str, runs: Sequence[Run], value: Callable[[Point], float | None], place: int, looks: PlotStyles
+) -> None:
     found: dict[int, list[float]] = {}
     for run in runs:
         for point in run.trace:
@@ -105,20 +107,20 @@ def _means(at: Axes, method: str, runs: Sequence[Run], value: Callable[[Point], 
         curve(at, method, looks, place, steps, [mean(found[step]) for step in steps], marks=8, linewidth=1.2)
 
 
-def forgetting_of_runs(runs: Sequence[Run], looks: Looks) -> Figure:
+def forgetting_of_runs(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw FM over rho, the change of held-out rows, the size of the change, and the predicted KL where most runs have it. One dot
     is a run, one large mark a method's mean.
     """
     return _clouds(spots_of_runs(runs), looks, title="Forgetting against drift, one dot a run", label="FM, percentage points")
 
 
-def forgetting_of_boundaries(runs: Sequence[Run], looks: Looks) -> Figure:
+def forgetting_of_boundaries(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw what earlier tasks lost during a task over that task's drift: one dot a boundary, one large mark a method's mean."""
     label = "lost by earlier tasks, points"
     return _clouds(spots_of_boundaries(runs), looks, title="Forgetting against drift, one dot a boundary", label=label)
 
 
-def _clouds(spots: Sequence[Spot], looks: Looks, *, title: str, label: str) -> Figure:
+def _clouds(spots: Sequence[Spot], looks: PlotStyles, *, title: str, label: str) -> Figure:
     families = families_of([spot.run for spot in spots])
     known = {name: sum(spot.drift[name] is not None for spot in spots) for name in AGAINST}
     against = [name for name in AGAINST if 2 * known[name] > len(spots)]  # what few have is in the table
@@ -155,7 +157,7 @@ MEASURES = {  # label of an axis -> heading of the table of costs, and what is o
 }
 
 
-def cost_of_methods(runs: Sequence[Run], looks: Looks) -> Figure:
+def cost_of_methods(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw the means over each method's runs, one panel per quantity."""
     table = cost_table(runs)
     rows: list[dict[str, Any]] = [dict(zip((column.heading for column in table.columns), row, strict=True)) for row in table.rows]
@@ -179,7 +181,7 @@ def cost_of_methods(runs: Sequence[Run], looks: Looks) -> Figure:
 NAMED = 24  # layers that have room for their names
 
 
-def energy_by_layer(runs: Sequence[Run], looks: Looks) -> Figure:
+def energy_by_layer(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw the energy retained after the last task, means over each method's runs; dashed: the share that the protocol asks for."""
     layers = layers_of(runs)
     places = list(range(len(layers)))

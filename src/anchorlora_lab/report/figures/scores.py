@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from anchorlora.methods import METHODS
 from anchorlora_lab.report.comparability import studies_of
-from anchorlora_lab.report.figures.style import REFERENCE, Looks, beside_each_other, named, panels, plain
+from anchorlora_lab.report.figures.style import REFERENCE, PlotStyles, beside_each_other, named, panels, plain
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.layout import value_of
 from anchorlora_lab.report.paired_tests import mean_interval
@@ -21,7 +21,7 @@ from anchorlora_lab.report.tables.references import References, protected_of, un
 from anchorlora_lab.report.tables.scores import interval_over_examples
 
 
-def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
+def accuracy_by_stage(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw the mean accuracy on all tasks so far, after each task: means over runs. With a band of one standard deviation for a
     single order, and with the mean's 95 % intervals for six runs or more.
     """
@@ -44,7 +44,7 @@ def accuracy_by_stage(runs: Sequence[Run], looks: Looks) -> Figure:
     return figure
 
 
-def accuracy_against_forgetting(runs: Sequence[Run], looks: Looks) -> Figure:
+def accuracy_against_forgetting(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw AA over FM (upper left is better): a large mark for each method's mean with 95 % intervals, small ones for its runs.
     Intervals are those of the means over runs, of which six are needed. All panels share both axes.
     """
@@ -66,7 +66,7 @@ def accuracy_against_forgetting(runs: Sequence[Run], looks: Looks) -> Figure:
     return figure
 
 
-def one_base_model_against_another(runs: Sequence[Run], looks: Looks) -> Figure:
+def one_base_model_against_another(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw AA and BWT of every method on one base model over those on another, with 95 % intervals over test examples. A row for
     each two base models. Where both put the methods in one order, the marks rise from the lower left.
     """
@@ -107,7 +107,7 @@ OWN = 3  # methods of the user's own in the first figure
 NUMBERED = 8  # tasks that leave room for a number in each cell
 
 
-def task_by_task(runs: Sequence[Run], looks: Looks, reference: str | None = None) -> Figure:
+def task_by_task(runs: Sequence[Run], looks: PlotStyles, reference: str | None = None) -> Figure:
     """Draw the accuracy of every task, from when it was learned to the end, without protection and with it: one panel a task.
 
     Protected is the method with the highest AA of those whose rho counts as zero after every task. The user's own methods, those
@@ -184,7 +184,7 @@ def share_interval(right: int, tested: int) -> tuple[float, float]:
     return 100 * (middle - half), 100 * (middle + half)
 
 
-def heat_maps(runs: Sequence[Run], looks: Looks) -> Figure:
+def heat_maps(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw the accuracy of each task (rows) after each stage (columns), a map for each method, all on one scale. Cells are means
     over runs. With a single order, rows are tasks; with several, they are the first task learned, the second, ..
     """

@@ -39,7 +39,7 @@ METHOD = 60  # letters of a method's name, which stands beside what is drawn
 
 
 @dataclass(frozen=True)
-class Look:
+class PlotStyle:
     """A method's color, marker, and line style."""
 
     color: str
@@ -47,12 +47,12 @@ class Look:
     line: str = "-"
 
 
-Looks = Mapping[str, Look]
+PlotStyles = Mapping[str, PlotStyle]
 
 
-def looks_of(runs: Sequence[Run]) -> Looks:
+def looks_of(runs: Sequence[Run]) -> PlotStyles:
     """Return a look for every method of a report: the same in every report, unless two without a place would look alike."""
-    looks: dict[str, Look] = {}
+    looks: dict[str, PlotStyle] = {}
     for family, mine in families_of(runs).items():
         places = {method: METHODS[method].entry.place for method in by_method(mine) if method in METHODS}
         looks |= {method: _look(place, TIERS[family]) for method, place in places.items() if place is not None}
@@ -65,9 +65,9 @@ def looks_of(runs: Sequence[Run]) -> Looks:
     return looks
 
 
-def _look(place: int, markers: str) -> Look:
+def _look(place: int, markers: str) -> PlotStyle:
     tier = place // len(COLORS)
-    return Look(COLORS[place % len(COLORS)], markers[tier], LINES[tier % len(LINES)])
+    return PlotStyle(COLORS[place % len(COLORS)], markers[tier], LINES[tier % len(LINES)])
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def _power(value: float, _: object) -> str:
 
 
 def curve(
-    at: Axes, method: str, looks: Looks, place: int, steps: Sequence[int], values: Sequence[float], *, marks: int, **line: Any
+    at: Axes, method: str, looks: PlotStyles, place: int, steps: Sequence[int], values: Sequence[float], *, marks: int, **line: Any
 ) -> None:
     """Draw values over optimizer steps, with markers staggered by place, so that those of curves that coincide do not."""
     every = max(1, len(steps) // marks)
