@@ -17,7 +17,7 @@ from anchorlora.paths import is_name, name_of_task
 from anchorlora.recipes import mini
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.text import file_name
-from anchorlora_lab.grid.plan import Axes, plan, slug
+from anchorlora_lab.grid.plan import GridAxes, plan, slug
 from golden import one_line
 
 NAMES = [
@@ -101,7 +101,7 @@ def test_folders_of_a_benchmark_with_such_names_are_not_run(name, tmp_path, smal
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_methods_models_and_orders_of_a_grid_stay_in_its_folder(name, tmp_path):
     models = [name or "m", "other"] if "\0" not in name else ["m", "other"]  # no folder and no repository has a NUL in its name
-    axes = Axes([name, "sfor"], {name or "o": ("news",)}, [1], models)
+    axes = GridAxes([name, "sfor"], {name or "o": ("news",)}, [1], models)
     for planned in plan(mini(), axes, tmp_path, settings={}):
         assert planned.folder.resolve().is_relative_to(tmp_path.resolve())
         assert len(planned.folder.relative_to(tmp_path).parts) == 3

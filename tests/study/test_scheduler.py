@@ -20,7 +20,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.recipes import mini, standard_cl
 from anchorlora.runs.directory import RunDirectory
 from anchorlora_lab.cli.progress import bar_over
-from anchorlora_lab.grid.plan import Axes, plan, slug
+from anchorlora_lab.grid.plan import GridAxes, plan, slug
 from anchorlora_lab.grid.scheduler import LocalEngine, Planned
 
 RECORD = "pathlib.Path(folder, 'record.json').write_text('{}')"
@@ -183,7 +183,7 @@ def test_a_folder_of_another_configuration_fails_by_itself_and_is_not_touched(tm
 
 
 def test_a_grid_is_methods_by_orders_by_seeds_by_backbones_a_folder_each(tmp_path):
-    axes = Axes(["seq-lora", "ewc"], {"order1": ("a", "b"), "order2": ("b", "a")}, [38, 42], ["x/qwen", "y/mistral"])
+    axes = GridAxes(["seq-lora", "ewc"], {"order1": ("a", "b"), "order2": ("b", "a")}, [38, 42], ["x/qwen", "y/mistral"])
     planned = plan(standard_cl(), axes, tmp_path, settings={"ewc": {"FisherAnchor.strength": 5.0}})
     assert len(planned) == len({p.folder for p in planned}) == 16
     places = {str(p.folder.relative_to(tmp_path)): p.config for p in planned}

@@ -54,10 +54,10 @@ def grid(
     from anchorlora.cli.parsing import orders_named, refuse_unknown_tasks
     from anchorlora.store.selection import read_selection
     from anchorlora_lab.cli.progress import commands, failures, handed_over, run_all
-    from anchorlora_lab.grid.plan import Axes, plan
+    from anchorlora_lab.grid.plan import GridAxes, plan
 
     named = orders_named(listed(orders) if orders else None, recipe, by_default=["order1", "order2", "order3"])
-    axes = Axes(_methods(methods), named, seeds_of(seeds), listed(models) if models else ())
+    axes = GridAxes(_methods(methods), named, seeds_of(seeds), listed(models) if models else ())
     chosen_by = [read_selection(path) for path in manifests]
     planned = plan(
         recipe, axes, to, settings=_settings(axes.methods, numbers), selections=_fitting(chosen_by, axes.methods, numbers)

@@ -21,7 +21,7 @@ from anchorlora_lab.grid.scheduler import Planned
 
 
 @dataclass(frozen=True)
-class Axes:
+class GridAxes:
     """The axes of a grid.
 
     Attributes:
@@ -38,7 +38,7 @@ class Axes:
 
 
 def plan(
-    recipe: Recipe, axes: Axes, out: Path, *, settings: Mapping[str, Mapping[str, float]], selections: Sequence[Selection] = ()
+    recipe: Recipe, axes: GridAxes, out: Path, *, settings: Mapping[str, Mapping[str, float]], selections: Sequence[Selection] = ()
 ) -> list[Planned]:
     """Return every run of a grid, seeds outermost, so that a grid that is stopped early has complete rows.
 
@@ -55,8 +55,8 @@ def plan(
     Example:
         >>> from pathlib import Path
         >>> from anchorlora.recipes import mini
-        >>> from anchorlora_lab.grid.plan import Axes, plan
-        >>> axes = Axes(methods=["seq-lora", "sfor"], orders={"order1": ("reviews", "news")}, seeds=[38, 42])
+        >>> from anchorlora_lab.grid.plan import GridAxes, plan
+        >>> axes = GridAxes(methods=["seq-lora", "sfor"], orders={"order1": ("reviews", "news")}, seeds=[38, 42])
         >>> for planned in plan(mini(), axes, Path("grid"), settings={}):
         ...     print(planned.folder.as_posix())
         grid/seq-lora/order1-38
