@@ -116,12 +116,12 @@ def test_texts_drawn_at_once_whose_ended_rows_leave_are_those_drawn_by_themselve
     alone = [drawn_by_itself(model, p, n, stops=stops, longest=20) for p, n in zip(prompts, numbers, strict=True)]
     assert {1, 20} <= {len(row) for row in alone}
     model.register_forward_pre_hook(lambda _, args, inputs: read.append(len(inputs["input_ids"])), with_kwargs=True)
-    assert module.draw(model, module.Reading.of(model, tokenizer, prompts), numbers, stops=stops, longest=20) == alone
-    assert module.draw(model, module.Reading.of(model, tokenizer, []), numbers[:0], stops=stops, longest=20) == []
+    assert module.draw(model, module.DecodingState.of(model, tokenizer, prompts), numbers, stops=stops, longest=20) == alone
+    assert module.draw(model, module.DecodingState.of(model, tokenizer, []), numbers[:0], stops=stops, longest=20) == []
     assert min(read) < len(prompts) / 2
     read.clear()
     monkeypatch.delattr(Cache, "batch_select_indices")
-    assert module.draw(model, module.Reading.of(model, tokenizer, prompts), numbers, stops=stops, longest=20) == alone
+    assert module.draw(model, module.DecodingState.of(model, tokenizer, prompts), numbers, stops=stops, longest=20) == alone
     assert alike or len(set(read)) <= 2
 
 

@@ -24,7 +24,7 @@ LEAVE = 0.75  # rows are selected anew once fewer than this share of them go on
 
 
 @dataclass
-class Reading:
+class DecodingState:
     """Rows of tokens of which some are masked, and what attention keeps of the first of them: `ids` and `mask` (rows, n)."""
 
     ids: Tensor
@@ -35,7 +35,7 @@ class Reading:
 
     @classmethod
     @torch.inference_mode()
-    def of(cls, model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]]) -> Reading:
+    def of(cls, model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]]) -> DecodingState:
         """Return prompts, padded on the left; where all are alike, one is read but for its last token."""
         pad, device = pad_of(tokenizer), next(model.parameters()).device
         width = max(map(len, prompts), default=0)
@@ -45,7 +45,7 @@ class Reading:
         cache = _read_once(model, prompts[0][:-1], len(prompts)) if alike else None
         return cls(ids, mask, cache, pad, cache is not None and may_be_masked(model, cache))
 
-    def then(self, rows: Sequence[int], lengths: Sequence[int], tokens: Sequence[int]) -> Reading:
+    def then(self, rows: Sequence[int], lengths: Sequence[int], tokens: Sequence[int]) -> DecodingState:
         """Return some of the rows, each up to a length, with more tokens behind: the rest of a row is masked."""
         device = self.ids.device
         chosen, ends = torch.tensor(rows, device=device), torch.tensor(lengths, device=device)
@@ -60,7 +60,7 @@ class Reading:
 @torch.inference_mode()
 def draw(
     model: Any,
-    reading: Reading,
+    state: DecodingState,
     numbers: Tensor,
     *,
     stops: Collection[int],
@@ -69,43 +69,43 @@ def draw(
     watch: Callable[[], None] = lambda: None,
 ) -> list[list[int]]:
     """Return what the model draws after each row by its numbers, with the token that ends it; `watch` is told of each token."""
-    if not len(reading.ids):
+    if not len(state.ids):
         return []
-    rows, width = _Rows(numbers, stops, longest, watch), reading.ids.shape[1]
+    rows, width = _Rows(numbers, stops, longest, watch), state.ids.shape[1]
     argument = cache_argument(GenerationMixin.prepare_inputs_for_generation)
     was_training = model.training
     model.eval()
     try:
         while going := [i for i, row in enumerate(rows.there) if not rows.is_complete(row)]:
             if len(going) < len(rows.there):
-                chosen = torch.tensor(going, device=reading.ids.device)
-                reading.ids, reading.mask, rows.there = reading.ids[chosen], reading.mask[chosen], [rows.there[i] for i in going]
+                chosen = torch.tensor(going, device=state.ids.device)
+                state.ids, state.mask, rows.there = state.ids[chosen], state.mask[chosen], [rows.there[i] for i in going]
                 try:
-                    reading.cache.batch_select_indices(chosen)
+                    state.cache.batch_select_indices(chosen)
                 except (AttributeError, NotImplementedError, TypeError):  # what the model keeps cannot be selected
-                    reading.cache, leave = None, 0.0
+                    state.cache, leave = None, 0.0
             rows.least = leave * len(rows.there)
             # a model's own generation settings would change its distribution; `rows` draws, and leaves one token to choose
             how = GenerationConfig(
                 do_sample=False,
                 repetition_penalty=1.0,
                 eos_token_id=sorted(stops),
-                pad_token_id=reading.pad,
-                max_new_tokens=longest + width - reading.ids.shape[1],
+                pad_token_id=state.pad,
+                max_new_tokens=longest + width - state.ids.shape[1],
                 return_dict_in_generate=True,
             )
             with of_own_rows(model), without_empty(model):
                 made = model.generate(
-                    input_ids=reading.ids,
-                    attention_mask=reading.mask,
+                    input_ids=state.ids,
+                    attention_mask=state.mask,
                     generation_config=how,
                     logits_processor=LogitsProcessorList([rows]),
                     stopping_criteria=StoppingCriteriaList([_Leaving(rows)]),
-                    **({} if reading.cache is None else {argument: reading.cache}),
+                    **({} if state.cache is None else {argument: state.cache}),
                 )
-            reading.ids, reading.cache = made.sequences, cache_in(made)
-            new = reading.ids.shape[1] - reading.mask.shape[1]
-            reading.mask = torch.cat([reading.mask, reading.mask.new_ones(len(reading.mask), new)], 1)
+            state.ids, state.cache = made.sequences, cache_in(made)
+            new = state.ids.shape[1] - state.mask.shape[1]
+            state.mask = torch.cat([state.mask, state.mask.new_ones(len(state.mask), new)], 1)
     finally:
         model.train(was_training)
     return rows.written

@@ -24,7 +24,7 @@ from anchorlora.config import BaseModelSettings
 from anchorlora.data.templates import ASKED, rendered, stop_ids
 from anchorlora.devices import free_memory, multiplies_bfloat16
 from anchorlora.errors import InvalidValue
-from anchorlora.models.drawing import LEAVE, Reading, draw
+from anchorlora.models.drawing import LEAVE, DecodingState, draw
 from anchorlora.models.load import device_of, dtype_of, empty_model, ends_of, quantization
 from anchorlora.models.packing import WINDOWS
 
@@ -201,8 +201,8 @@ def _write_batches(
 
     ending = stops | ({after[0]} if chat else set())
     first, second = torch.cat(list(numbers), 1)
-    reading = Reading.of(model, tokenizer, [before] * len(first))
-    drawn = draw(model, reading, first, stops=ending, longest=longest, leave=0.0 if chat and reading.goes_on else LEAVE)
+    state = DecodingState.of(model, tokenizer, [before] * len(first))
+    drawn = draw(model, state, first, stops=ending, longest=longest, leave=0.0 if chat and state.goes_on else LEAVE)
     there = [row for row, ids in enumerate(drawn) if text_of(ids).strip()]
     written: list[list[dict[str, Any]]] = [[] for _ in numbers]
     if not chat:
@@ -212,7 +212,7 @@ def _write_batches(
     users = [drawn[row][:-1] if drawn[row][-1] in ending else drawn[row] for row in there]
     prompts = [[*before, *ids, *after] for ids in users]
     lengths = [len(before) + len(ids) for ids in users]
-    answering = reading.then(there, lengths, after) if reading.goes_on and there else Reading.of(model, tokenizer, prompts)
+    answering = state.then(there, lengths, after) if state.goes_on and there else DecodingState.of(model, tokenizer, prompts)
     answers = draw(model, answering, second[there], stops=stops, longest=longest)
     for row, user, prompt, answer in zip(there, users, prompts, answers, strict=True):
         chats = [{"role": "user", "content": text_of(user)}, {"role": "assistant", "content": text_of(answer)}]

@@ -32,7 +32,7 @@ from anchorlora.data import Encoded, EncodedExamples, Encoder, TextFiles, TextTa
 from anchorlora.devices import device_name
 from anchorlora.geometry import Spectrum
 from anchorlora.methods import Method
-from anchorlora.models.drawing import Reading, draw
+from anchorlora.models.drawing import DecodingState, draw
 from anchorlora.models.load import cache_argument, cache_in, ends_of
 from anchorlora.models.own_text import BATCH, OWN_TOKENS, TOGETHER
 from anchorlora.models.packing import packed as reading_packed
@@ -320,7 +320,7 @@ def _drawn_step(model: Any, session: Session, rows: int) -> float:
     numbers = torch.full((rows, 1 + DRAWN), 0.5, dtype=torch.float64)
     draw(
         model,
-        Reading.of(model, session.tokenizer, [beginning] * rows),
+        DecodingState.of(model, session.tokenizer, [beginning] * rows),
         numbers,
         stops=(),
         longest=1 + DRAWN,
