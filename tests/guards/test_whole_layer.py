@@ -7,10 +7,12 @@ docs/supported.md.
 
 import copy
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from anchorlora import AdaptedLayer, Anchor, measure, protect
@@ -484,6 +486,35 @@ def test_what_is_written_outside_the_protected_layers_stops_the_block_and_stands
     drift = measure(story.anchor)
     assert not drift.exact
     assert "input_layernorm.weight outside the protected layers changed" in str(drift)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", [{"fused": True}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize("frozen", [False, True], ids=["trains", "is frozen again"])
+def test_what_any_optimizer_writes_outside_the_protected_layers_stands_in_outside(how, frozen):
+    """A fused one writes without torch's count of writes."""
+    story = Story(adapted(modules_to_save=["lm_head"]))
+    head = next(p for name, p in story.model.named_parameters() if "lm_head" in name and p.requires_grad)
+    story.learn(
+        optimizer=torch.optim.AdamW([p for p in story.model.parameters() if p.requires_grad], **how), also_training=("lm_head",)
+    )
+    head.requires_grad_(not frozen)
+    assert "outside the protected layers changed" in str(measure(story.anchor))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("trains", [True, False], ids=["train", "eval"])
+def test_statistics_that_a_model_keeps_outside_the_protected_layers_stop_the_block(trains):
+    model = get_peft_model(
+        nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), LoraConfig(r=2, target_modules=["0", "2"])
+    )
+    model.train(trains)
+    anchor = Anchor.of(model, cores={name: torch.eye(8)[:, :2] for name in ("0", "2")})
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    lost = pytest.raises(ProtectionLost, match="running_mean has changed outside the protected layers")
+    with lost if trains else nullcontext(), protect(optimizer, anchor, HARD):
+        model(torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) + 1).square().sum().backward()
+        optimizer.step()
 
 
 @pytest.mark.filterwarnings("ignore")
