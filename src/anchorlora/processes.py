@@ -246,8 +246,7 @@ def adding_up() -> Iterator[None]:
 
 
 def wrapped() -> bool:
-    """Return True if several processes train and a wrapper such as DistributedDataParallel exchanges their gradients."""
+    """Return True if processes train, even one alone, and a wrapper such as DistributedDataParallel exchanges their gradients."""
     from torch import distributed
 
-    together = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-    return together and not _SUMMED.get()
+    return distributed.is_available() and distributed.is_initialized() and not _SUMMED.get()

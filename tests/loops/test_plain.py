@@ -138,3 +138,27 @@ def test_unprotected_the_same_training_writes_on_the_core():
             optimizer.step()
     rho, bound = verdict(anchor)
     assert rho > 1e4 * bound
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_process_that_is_wrapped_alone_learns_what_one_without_a_wrapper_does(name):
+    """As with `torchrun --nproc-per-node 1`: DistributedDataParallel waits for the gradient of a frozen factor there too."""
+    ends = []
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for wrap in (torch.nn.parallel.DistributedDataParallel, lambda model: model):
+            setting = SETTINGS[name]()
+            run, anchor = wrap(setting.model), setting.anchor()
+            optimizer = adamw(trained(run))
+            with protect(optimizer, anchor, setting.constraints):
+                for _ in range(3):
+                    loss_of(run, tokens(2)).backward()
+                    torch.nn.utils.clip_grad_norm_(trained(run), CLIP)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            rho, bound = verdict(anchor)
+            assert rho <= bound
+            ends.append([p.detach().clone() for layer in anchor.layers for p in (layer.factor("A"), layer.factor("B"))])
+    finally:
+        torch.distributed.destroy_process_group()
+    assert all(torch.allclose(one, other, rtol=0, atol=1e-6) for one, other in zip(*ends, strict=True))
