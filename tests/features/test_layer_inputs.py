@@ -53,6 +53,26 @@ def test_padding_of_a_row_of_all_tokens_is_told_by_the_mask_of_the_forward():
     assert torch.equal(store.last.held_out["shared"], valid[2][[0, -1]]), "of a later example"
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_layers_that_read_one_tensor_before_and_after_it_was_written_to_have_rows_of_their_own(mode, in_place):
+    class Residual(nn.Sequential):
+        def forward(self, x):
+            x, first, second = x.clone(), self[0], self[1]
+            x = x.add_(first(x)) if in_place else x + first(x)
+            return second(x) + self[2](x)
+
+    torch.manual_seed(0)
+    model, seen = adapted(Residual(*(nn.Linear(8, 8) for _ in range(3))), ["0", "1", "2"]), {}
+    for name, layer in lora_layers(model).items():
+        layer.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0].clone()}))
+    store = FeatureStore(limit=8)
+    with store.collect(model), mode():
+        model(torch.randn(8, 8))
+    assert store.stores == {"0": "0", "1": "1", "2": "1"}
+    assert all(torch.equal(store.last.core[name], seen[name]) for name in ("0", "1"))
+
+
 def test_an_axis_of_one_is_no_axis():
     class Wide(models.Experts):
         def forward(self, input_ids, attention_mask=None, **_):

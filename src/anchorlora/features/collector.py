@@ -75,7 +75,7 @@ class Collector:
         self.offered: dict[str, list[ExampleRows]] = {}  # by this process, for the first one
         self.core: dict[str, list[Tensor]] = {}
         self.held: dict[str, list[Tensor]] = {}
-        self.readers: dict[int, tuple[Tensor, str]] = {}  # during one forward: input tensor -> store
+        self.readers: dict[tuple[int, float], tuple[Tensor, str]] = {}  # during one forward: input tensor as it is -> store
         self.compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
         self.heard = False  # whether any hook of a layer ran in the present forward
         refuse_encoder(model)
@@ -196,9 +196,13 @@ class Collector:
             self.heard = True
             inputs: Tensor = args[0]
             if layer not in self.stores:
-                known = self.readers.get(id(inputs))
+                read = (
+                    id(inputs),
+                    float(inputs.sum()) if inputs.is_inference() else inputs._version,
+                )  # a model may add to it in place
+                known = self.readers.get(read)
                 self.stores[layer] = known[1] if known else layer
-                self.readers[id(inputs)] = (inputs, self.stores[layer])  # a reference keeps the id unique
+                self.readers[read] = (inputs, self.stores[layer])  # a reference keeps the id unique
             if self.stores[layer] == layer:
                 (self._sample if self.spread else self._take)(layer, inputs.detach())
 
