@@ -71,7 +71,14 @@ def users_objects():
     """What a reader has already: a PEFT model, an optimizer, a loop."""
     model = get_peft_model(models.qwen3(), LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj", "v_proj"]))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.1)
-    return {"model": model, "optimizer": optimizer, "train": train, "evaluate": evaluate, "old_task": 0, "new_task": 32}
+
+    def losses(count):
+        for step in range(count):
+            ids = models.tokens(1, 16, vocab=32, seed=step)
+            yield model(input_ids=ids, labels=ids).loss
+
+    theirs = {"train": train, "evaluate": evaluate, "losses": losses, "old_task": 0, "new_task": 32}
+    return {"model": model, "optimizer": optimizer, **theirs}
 
 
 @pytest.mark.filterwarnings("ignore:Already found a .peft_config. attribute")  # PEFT 0.18 leaves one on a model that it unloads
@@ -82,7 +89,7 @@ def test_python_blocks_run(page, number, code, users_objects, capsys, tmp_path, 
     if "runs/new/adapter" in code:
         teach(tmp_path)
     exec(compile(code, f"{page}, block {number}", "exec"), users_objects)
-    if "anchor" in users_objects and "Freeze" in code:
+    if "anchor" in users_objects and "protect(" in code:
         from anchorlora import measure
 
         assert measure(users_objects["anchor"]).exact, "what the reader is told to do protects"
