@@ -197,7 +197,7 @@ class Tracing(Settings):
 
 
 class Start(Settings):
-    """What a run goes on from, where it was not this program that trained it."""
+    """The adapter, cores and text that a run goes on from, where another program trained them."""
 
     old_adapter: Place | None = None  # folder of a trained adapter
     old_cores: Place | None = None  # file of cores, which the first task must keep already

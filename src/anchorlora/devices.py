@@ -110,7 +110,7 @@ def reuse_freed_memory() -> None:
 
 
 def _text_of(file: str) -> str:
-    """What a file of the system holds; "" where it has none."""
+    """Text of a file of the system; "" where there is none."""
     try:
         with open(file, encoding="ascii") as opened:
             return opened.read()

@@ -87,7 +87,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that speaks and writes."""
+        """True in the process that speaks and writes."""
         return self.rank == 0
 
     def share(self, items: int, rank: int | None = None) -> range:

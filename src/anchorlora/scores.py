@@ -173,7 +173,7 @@ class Paired:
 
     @property
     def changes(self) -> list[float]:
-        """What each example gained."""
+        """The gain of each example."""
         return [now - was for was, now in zip(self.before, self.after, strict=True)]
 
     def by_task(self, values: Sequence[float]) -> dict[Hashable, list[float]]:

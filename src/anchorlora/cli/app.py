@@ -57,7 +57,7 @@ OF_LAB = (LAB, "matplotlib", "tabulate")  # the laboratory and what its extra in
 
 
 def _missing(module: str) -> list[str]:
-    """What a command's module needs and is not installed."""
+    """Packages that a command's module needs and that are not installed."""
     return [name for name in OF_LAB if find_spec(name) is None] if module.startswith(LAB) else []
 
 

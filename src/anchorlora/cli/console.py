@@ -147,7 +147,7 @@ def _grid(columns: Sequence[Sequence[str]], least: Sequence[int], width: int) ->
 
 
 def _words(text: str) -> list[str]:
-    """What may stand on a line of its own, without the space that follows."""
+    """Parts of a text that may stand on a line of their own, without the space that follows."""
     return [word.rstrip() for word in _pieces(text)]
 
 

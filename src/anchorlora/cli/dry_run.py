@@ -1,4 +1,4 @@
-"""What `--dry-run` says of runs: their configuration, steps, sizes, and the time to expect.  Loads no weights, writes nothing."""
+"""Print what `--dry-run` says of runs: configuration, steps, sizes, and the time to expect.  Loads no weights, writes nothing."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def expected(configs: Sequence[RunConfig], at_a_time: int | None, flops: float |
 
 
 class _Model:
-    """What is known of a base model, and of the tasks in its tokens."""
+    """A base model by its files alone, and the sizes of tasks in its tokens."""
 
     def __init__(self, recipe: Recipe, folder: Path | None) -> None:
         from anchorlora.models.load import device_of, dtype_of

@@ -125,7 +125,7 @@ def _costs(found: Export) -> None:
 
 
 def _served(found: Export) -> None:
-    """What half precision, in which servers compute, does to the protection."""
+    """Print how much of the protection is left in half precision, in which servers compute."""
     kept = found.protection
     if kept is None:
         out.print(

@@ -53,7 +53,7 @@ def _facts(method: Method) -> dict[str, object]:
 
 
 def _told(method: Method) -> list[str]:
-    """What there is to say of one method, in paragraphs."""
+    """Paragraphs about one method."""
     entry = method.entry
     chosen = f"You have, at the end of each task: {entry.choice.have}. You want: {entry.choice.want}." if entry.choice else ""
     when = re.sub(r"\[(`[^`]*`)\]\([^)]*\)", r"\1", f"{chosen} {entry.when}".strip())

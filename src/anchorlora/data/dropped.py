@@ -1,4 +1,4 @@
-"""What a chat template drops of a chat is refused by its name: other words in its place give the same rendering."""
+"""Refuse, by its name, a part of a chat that the chat template drops: other words in its place give the same rendering."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refuse_dropped(
     """Refuse a chat of which the rendering lacks a message, a key of one, or the tools; `learned` are answers themselves."""
 
     def same(*changed: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = tools) -> bool:
-        """Whether the template writes other messages as it writes these."""
+        """Return whether the template writes other messages as it writes these."""
         try:
             return write(changed, tools=tools) == whole
         except InvalidValue:
@@ -41,7 +41,7 @@ def refuse_dropped(
 
     @cache
     def as_before() -> bool:
-        """Whether the messages before the last earlier answer are written as they were there, where they were checked."""
+        """Return whether the messages before the last earlier answer are written as they were there, where they were checked."""
         for asking in (True, False):
             with suppress(InvalidValue):
                 if whole.startswith(write(messages[:before], tools=tools, asking=asking)):

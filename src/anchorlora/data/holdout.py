@@ -1,4 +1,4 @@
-"""What is held out of a file of rows: by hashes of their texts, and never apart from a row that would give it away."""
+"""Hold rows out of a file: by hashes of their texts, and never apart from a row that would give one away."""
 
 from __future__ import annotations
 

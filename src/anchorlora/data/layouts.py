@@ -219,5 +219,5 @@ def _sharegpt(columns: Mapping[str, str | None], tags: Mapping[str, str], where:
 
 
 def _marks(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row says of how it is learned."""
+    """Columns by which a row says how it is learned."""
     return {mark: row[mark] for mark in MARKS if mark in row}

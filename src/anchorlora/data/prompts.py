@@ -146,7 +146,7 @@ class Encoder:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What the tokens of an example depend on, of all that an encoder has."""
+        """All of an encoder that the tokens of an example depend on."""
         of = self.tokenizer
         return (type(of), of.name_or_path, len(of), str(of.chat_template), self.max_tokens, self.end, self.stops)
 

@@ -123,7 +123,7 @@ def _there(row: Row, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _judged(row: Row, names: Mapping[str, str]) -> bool:
-    """Whether a row is learned; one that says how good its answer is, or weighs another amount, is refused."""
+    """Return whether a row is learned; refuse one that says how good its answer is, or weighs another amount."""
     for form in FORMS:
         if form.even_named and form.fits(row.columns) and not {*form.columns} & {*names.values()}:
             refuse_form(row, form)
@@ -157,7 +157,7 @@ def _refuse_unread(row: Row, form: Form) -> None:
 
 
 def _says_something(value: Any) -> bool:
-    """Whether a value may say something: it is there, and no date and no number, also as a file of text writes it."""
+    """Return whether a value may say something: it is there, and no date and no number, also as a file of text writes it."""
     if value is None or isinstance(value, (date, time, timedelta)):
         return False
     if isinstance(value, str):

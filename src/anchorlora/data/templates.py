@@ -1,4 +1,4 @@
-"""What a chat template writes, within limits and on the day of the run; and the tokens at which a server stops."""
+"""Renderings of chat templates, within limits and on the day of the run; and the tokens at which a server stops."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def rendered(
 
 @lru_cache(maxsize=4)
 def _reads_parts(tokenizer: Any, template: str) -> bool:
-    """Whether a template writes content that is a list of parts, and none that is text, as some of models that see."""
+    """Return whether a template writes content that is a list of parts, and none that is text, as some of models that see."""
 
     def writes(as_read: Callable[[Mapping[str, Any]], dict[str, Any]]) -> bool:
         chat = [as_read({"role": "user", "content": ASKED}), as_read({"role": "assistant", "content": ANSWERED})]
@@ -79,7 +79,7 @@ def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _reads_text(tokenizer: Any, template: str) -> bool:
-    """Whether a template writes the arguments of a call that are text, and no object as JSON."""
+    """Return whether a template writes the arguments of a call that are text, and no object as JSON."""
     arguments = {ASKED: ANSWERED}
     call = {"id": "call00000", "type": "function", "function": {"name": ASKED, "arguments": arguments}}
     asked: dict[str, Any] = {"role": "user", "content": ASKED}

@@ -40,7 +40,7 @@ class TextTask:
 
     @property
     def answered(self) -> bool:
-        """Whether answers are generated."""
+        """True if answers are generated."""
         return bool(self.metrics)
 
     def answer(self, text: str, example: Example) -> Answer:

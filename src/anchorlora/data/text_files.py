@@ -195,7 +195,7 @@ class TextFiles:
 
 @dataclass(eq=False)
 class _Listed:
-    """What the rows of a task's training file tell before they are tokens: they are read once for it."""
+    """Facts of the rows of a task's training file before they are tokens: they are read once for it."""
 
     rows: RowHashes
     answers: _Answers
@@ -216,7 +216,7 @@ class _Listed:
 
 
 class _Answers:
-    """Whether the answers of a task are a few short texts that repeat, as labels do."""
+    """Counts of a task's answers, as long as they are a few short texts that repeat, as labels do."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] | None = {}  # None once an answer is no label

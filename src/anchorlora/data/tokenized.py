@@ -149,7 +149,7 @@ def _unknown_of_model(tokenizer: Any) -> int | None:
 
 @lru_cache(maxsize=4)
 def _leaves_out(tokenizer: Any) -> bool:
-    """Whether a tokenizer makes nothing of a character that no vocabulary has."""
+    """Return whether a tokenizer makes nothing of a character that no vocabulary has."""
     return not tokenizer("\U0010fffd", add_special_tokens=False, verbose=False).input_ids
 
 

@@ -1,4 +1,4 @@
-"""What an export takes from the base model and from the source's own folder: module names, tokenizer, license, data sets.
+"""Parts of an export from the base model and the source's own folder: module names, tokenizer, license, data sets.
 
 Nothing here stops an export. What is not at hand stays out, and the command says so.
 """
@@ -85,7 +85,7 @@ def _targets(layers: list[str], names: list[str] | None, adapter: Path) -> list[
 
 
 def _place(settings: BaseModelSettings) -> tuple[bool, Path | None]:
-    """Whether the base model can be read, and its folder; None if it is read from the hub."""
+    """Return whether the base model can be read, and its folder; None if it is read from the hub."""
     if settings.model is None:
         return False, None
     if is_path(settings.model):

@@ -56,7 +56,7 @@ Card = Callable[[Export, Record | None], str]
 
 @dataclass(frozen=True)
 class Request:
-    """What to export."""
+    """Form, rank and type of an export."""
 
     form: Form = "cat"  # "cat", "svd", or "merged"
     rank: int | None = None  # the rank to reduce to; svd only
@@ -307,7 +307,7 @@ def compared(live: Tensor, written: Tensor, bare: Tensor) -> Logits:
 
 
 def _same(source: ExportSource, sha256: str | None) -> bool | None:
-    """Whether the run was trained on these very weights; hashes of folders and commits of the hub cannot be compared."""
+    """Return whether the run was trained on these very weights; hashes of folders and commits of the hub cannot be compared."""
     if source.record is None:
         return None
     known, quantized = source.record.base_model.sha256, " over " in source.record.base_model.dtype

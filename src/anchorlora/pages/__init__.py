@@ -1,1 +1,1 @@
-"""What is shown of a run, an audit, a skill and an export: tables, pages and cards.  Never imports torch."""
+"""Tables, pages and cards of a run, an audit, a skill and an export.  Never imports torch."""

@@ -23,7 +23,7 @@ STEPS = 200  # points of the loss curve at most
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a page shows beside a verdict."""
+    """Answers and losses that a page shows beside a verdict."""
 
     answers: Sequence[Any] = ()  # `anchorlora.train.answers.Answers`, of the skill first
     losses: Sequence[tuple[int, float]] = ()  # optimizer step and the loss of its examples, per token

@@ -66,7 +66,7 @@ def _answer(example: Example, before: Mapping[str, Any], after: Mapping[str, Any
 
 
 def _prompt(example: Example) -> str:
-    """What was asked: one message by its words alone, and several with their roles."""
+    """The prompt of an example: one message by its words alone, and several with their roles."""
     if not example.messages:
         return example.sentence
     if len(example.messages) == 1:

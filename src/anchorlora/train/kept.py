@@ -1,4 +1,4 @@
-"""What a skill must keep: where its text comes from, what is held out to measure it, and the cores of earlier skills."""
+"""Things that a skill must keep: their text, what is held out to measure them, and the cores of earlier skills."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _rows_left(skill: Path, name: str) -> list[dict[str, Any]]:
 
 
 def _titles(skill: Path) -> dict[str, str | None]:
-    """What an earlier skill, and each thing that it kept, is called."""
+    """Titles of an earlier skill, and of each thing that it kept, by name."""
     request = load_yaml(skill / "request.yaml")
     facts = read_file(skill / "before/facts.json", dict[str, Any], remedy="train that skill again, with another --out")
     return {each["name"]: each.get("title") for each in facts["kept"]} | {request["name"]: request.get("title")}

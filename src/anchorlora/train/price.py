@@ -1,4 +1,4 @@
-"""What teaching a skill will take: rows, tokens, steps, memory, and seconds of each phase at rates measured on the model itself.
+"""The price of a skill: rows, tokens, steps, memory, and seconds of each phase at rates measured on the model itself.
 
     reading    a forward pass of a packed row: seconds a token        losses, and text that cores are made from
     learning   the same with the backward pass: seconds a token       training
@@ -62,7 +62,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Price:
-    """What teaching a skill will take."""
+    """Rows, tokens, steps, memory and time that teaching a skill will take."""
 
     rows: list[dict[str, Any]]  # of each source of text, as skill/rows.json has them
     tokens: int  # of the training examples
@@ -193,7 +193,7 @@ def _part(name: str, examples: EncodedExamples, *, answered: bool, read: bool = 
 
 
 def _kept(request: SkillRequest, encoder: Encoder, rows: Any) -> Iterator[Part]:
-    """What is kept, as it is tested; of texts that are not there yet, the longest."""
+    """Tests of each thing that is kept; of texts that are not there yet, the longest."""
     for place in request.keep:
         if place == SELF:
             chat = bool(encoder.tokenizer.chat_template)

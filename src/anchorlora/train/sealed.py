@@ -1,4 +1,4 @@
-"""What `anchorlora train` reads is the same from beginning to end, and what it has written is what later commands read.
+"""Hashes of what `anchorlora train` reads and writes: inputs stay as they are to the end, and later commands read what was written.
 
 skill/inputs.json  SHA-256 of every file that the command reads and did not write, taken before anything is done
 skill/*/SEAL.json  the same of what a stage has left, before/ or after/

@@ -55,7 +55,7 @@ def seeds_of(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What a command line says about the engine."""
+    """The engine, and its options, of a command line."""
 
     engine: str
     retry_failed: bool

@@ -34,7 +34,7 @@ State = Literal["done", "running", "failed", "left"]
 
 @dataclass(frozen=True)
 class RunState:
-    """What a folder says of a run.
+    """State of a run, as its folder tells it.
 
     Attributes:
         folder: The run directory, relative to the folder of all runs.

@@ -132,7 +132,7 @@ def nobody_watches(outcome: Outcome) -> None:
 
 
 class Engine(Protocol):
-    """What carries out the runs of a grid, a trace or a selection (docs/extend.md).
+    """Carries out the runs of a grid, a trace or a selection (docs/extend.md).
 
     The command of a run may be called again at any time: it goes on where it stopped, does nothing where the run has finished,
     and refuses where another process works. An engine therefore keeps no state of its own: what is missing is read from the

@@ -36,7 +36,7 @@ class Section:
 
     @property
     def words(self) -> str:
-        """What the section is about."""
+        """Sentences that say what the section is about."""
         return WORDS["sections"][self.title]
 
 
@@ -54,7 +54,7 @@ class Chapter:
 
     @cached_property
     def findings(self) -> Findings | None:
-        """What the study shows; None of what spans several."""
+        """Findings of the study; None of what spans several."""
         return findings_of(self.study) if self.study else None
 
     def with_tables(self, change: Callable[[Table], Table]) -> Chapter:

@@ -1,4 +1,4 @@
-"""What the runs of one table must share, and what only a footnote mentions.
+"""Settings that the runs of one table must share, and those that only a footnote mentions.
 
 A table's axes (method, order, seed), the results, and settings that belong to a method or a single run are never compared. All
 else must be equal, or the means would mix unlike runs: those are refused, with the fields in which they differ.

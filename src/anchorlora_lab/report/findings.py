@@ -1,4 +1,4 @@
-"""What the runs of a study show, in plain words, and what to do: computed from their records, with claims only where an interval
+"""Findings of a study's runs, in plain words, and what to do: computed from their records, with claims only where an interval
 supports them.
 
 A difference of two methods counts where paired runs show it (`paired_tests`), or, for fewer than six pairs, where the interval over
@@ -52,7 +52,7 @@ class Difference:
 
     @property
     def shown(self) -> bool | None:
-        """Whether the method is higher; None where nothing could show it."""
+        """True if the method is higher; None where nothing could show it."""
         return None if self.interval is None else self.interval[0] > 0 and (self.p is None or self.p < 1 - LEVEL)
 
 
@@ -80,7 +80,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a chapter begins with."""
+    """The verdict, findings and advice that a chapter begins with."""
 
     verdict: str  # one or two sentences
     cards: tuple[Card, ...]  # what the verdict rests on
@@ -188,7 +188,7 @@ def promises_response(run: Run) -> bool:
 
 
 def _protection(runs: Sequence[Run]) -> Card | None:
-    """Whether rho counts as zero at every task boundary, of methods that promise it and of the others."""
+    """Card that says whether rho counts as zero at every task boundary, of methods that promise it and of the others."""
     methods = {method: mine for method, mine in by_method(runs).items() if any(run.record.drift for run in mine)}
     if not methods:
         return None
@@ -225,7 +225,7 @@ def _boundaries(runs: Sequence[Run]) -> Boundaries:
 
 
 def _forgetting(study: Study, plain: str | None) -> Card | None:
-    """What methods forget of earlier tasks, beside the unprotected one or the reference."""
+    """Card of how much of earlier tasks methods forget, beside the unprotected one or the reference."""
     runs = study.runs
     facts = {method: fact for method, mine in by_method(runs).items() if (fact := _level(mine, "FM"))}
     lost = {method: fact.mean for method, fact in facts.items()}
@@ -284,7 +284,7 @@ KINDS = ("One adapter that keeps its size, without old examples", "A new block f
 
 
 def _missing(study: Study, told: dict[str, bool | None]) -> list[str]:
-    """What these runs cannot say, and what would."""
+    """Sentences about what these runs cannot say, and what would."""
     runs, grid, said = study.runs, Grid.of(study.runs), []
     if grid.size < 6:
         over = "one run" if grid.size == 1 else f"{grid.size} runs"

@@ -65,12 +65,12 @@ class Grid:
 
     @property
     def one_order(self) -> bool:
-        """Whether there is a single order."""
+        """True if there is a single order."""
         return len(self.orders) == 1
 
     @property
     def is_paper(self) -> bool:
-        """Whether the orders are the paper's three."""
+        """True if the orders are the paper's three."""
         return [paper_order(order) for order in self.orders] == ["order1", "order2", "order3"]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Whether two methods differ: paired tests of runs by flipping signs, and intervals of means; both assume symmetry alone."""
+"""Paired tests of two methods' runs by flipping signs, and intervals of means; both assume symmetry alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATTERNS = 4096
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Whether a mean of paired differences differs from zero, by flipping their signs."""
+    """Test of a mean of paired differences against zero, by flipping their signs."""
 
     n: int
     mean: float

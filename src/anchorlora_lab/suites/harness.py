@@ -205,7 +205,7 @@ def _fractions(name: str, metrics: Iterable[str], leaves: Mapping[str, Any]) -> 
     """The metrics that are better when higher and on no other known scale; their values tell whether they are fractions."""
 
     def may_be(metric: str) -> bool:
-        """Whether no task says that a metric is something else."""
+        """Return whether no task says that a metric is something else."""
         tasks = [task for task in leaves.values() if metric in task.aggregation()]
         scales = {metric, *(getattr(task.aggregation()[metric], "__name__", "") for task in tasks)}
         return not scales & NOT_FRACTIONS and all(task.higher_is_better().get(metric, True) for task in tasks)

@@ -24,7 +24,7 @@ SUITES = {  # what practitioners look at for forgetting
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked, and how."""
+    """Tasks and prompts of an evaluation, and how they are asked."""
 
     tasks: tuple[str, ...] = (mmlu.NAME,)  # names of lm_eval tasks, or task files
     prompts: Path | None = None  # A file of the user's own prompts and answers

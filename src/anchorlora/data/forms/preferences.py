@@ -1,4 +1,4 @@
-"""What says how good an answer is, and would be learned as if every answer were good: refused, with the trainers that learn it."""
+"""Rows that say how good an answer is, and would be learned as if each were good: refused, with the trainers that learn them."""
 
 from __future__ import annotations
 

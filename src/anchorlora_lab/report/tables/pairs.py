@@ -95,7 +95,7 @@ def compared(grid: Grid, reference: str | None = None) -> list[tuple[str, str]]:
 
 
 def _within(few: Sequence[str], many: Sequence[str]) -> bool:
-    """Whether all of the few are among the many, in their order."""
+    """Return whether all of the few are among the many, in their order."""
     left = iter(many)
     return all(part in left for part in few)
 

@@ -1,4 +1,4 @@
-"""What scores mean something against: guessing, the majority label, the base model as it is, and each task trained alone.
+"""References that give scores a meaning: guessing, the majority label, the base model as it is, and each task trained alone.
 
     chance           1 / k of the test examples whose right answer is one of the task's k labels
     majority label   test examples with the label that is most frequent among the training examples that the run used
@@ -71,7 +71,7 @@ class References:
 
     @property
     def line(self) -> float | None:
-        """What a mean over all tasks must exceed to show learning, percent; None if the majority label is not known."""
+        """The value that a mean over all tasks must exceed to show learning, percent; None if the majority label is not known."""
         if not self.majority:
             return None
         spread = math.sqrt(math.fsum(p * (100 - p) / self.tested[task] for task, p in self.majority.items()))
