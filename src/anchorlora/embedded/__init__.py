@@ -15,8 +15,8 @@ def folder(name: str, part: str) -> Path | None:
     if not name.startswith(PREFIX):
         return None
     here = Path(str(files("anchorlora.embedded")))
-    place = here / name.removeprefix(PREFIX) / part
+    path = here / name.removeprefix(PREFIX) / part
     known = sorted(p.parent.name for p in here.glob(f"*/{part}"))
     if name.removeprefix(PREFIX) not in known:
         raise UnknownName(f"nothing embedded is called {name!r}; available: {', '.join(PREFIX + k for k in known)}")
-    return place
+    return path
