@@ -4,6 +4,8 @@ code        lines with a token that is neither a comment nor a docstring
 docstrings  lines of docstrings
 circles     pairs of packages that import each other, or of modules of one package
 to read     lines of the files that a newcomer reads before a first edit, at most 700
+to edit     files under src that name one such thing
+lists       places outside methods/ with two or more names of methods in one list, tuple, set or dict
 """
 
 import ast
@@ -28,6 +30,7 @@ EDITS = {  # what is added or sought -> the files to read first; of FILE#SECTION
     "a number on the verdict page": ("src/anchorlora/train/verdict.py", "src/anchorlora/pages/templates/verdict.html.j2"),
     "a NaN": ("src/anchorlora/continual/learn.py", "src/anchorlora/continual/not_finite.py"),
 }
+NAMED = {"a constraint with its method": "InputStart", "a row form": "conversations", "a number on the verdict page": "over_chain"}
 SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
@@ -83,8 +86,30 @@ def text_of(file: str) -> str:
     return text.partition(f"\n## {section}\n")[2].partition("\n## ")[0] if section else text
 
 
+def loads() -> list[str]:
+    """Places of `train` that open a base model; `run_sequence` and the rest are given the session."""
+    paths = sorted((ROOT / "src/anchorlora/train").glob("*.py"))
+    calls = [(path, node) for path in paths for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    return [f"{p.name}:{c.lineno}" for p, c in calls if getattr(c.func, "id", "") in ("Session", "load_base_model")]
+
+
+def lists() -> list[str]:
+    """Places in the packages with two or more names of methods in one list, tuple, set or dict, outside methods/."""
+    from anchorlora.methods import METHODS
+
+    places = []
+    for path in (p for package in PACKAGES for p in sorted((ROOT / "src" / package).rglob("*.py")) if "methods" not in p.parts):
+        for node in ast.walk(ast.parse(path.read_text())):
+            items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
+            if len({item.value for item in items if isinstance(item, ast.Constant)} & set(METHODS)) > 1:
+                places.append(f"{path.name}:{node.lineno}")
+    return places
+
+
 def main() -> None:
     """Print one line a row."""
+    from anchorlora.data.forms import FORMS
+
     for package in PACKAGES:
         counts = [lines_of(path) for path in (ROOT / "src" / package).rglob("*.py")]
         code, docstrings = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
@@ -97,6 +122,11 @@ def main() -> None:
     for edit, files in EDITS.items():
         lines = sum(len(text_of(file).splitlines()) for file in files)
         print(f"to read for {edit}: {lines} lines of {READ} in {len(files)} files")
+    print(f"row forms: {len(FORMS)}, of which {sum(form.read is not None for form in FORMS)} are read and the others refused")
+    sources = [path.read_text() for path in (ROOT / "src").rglob("*.*") if path.suffix in (".py", ".pyi", ".j2")]
+    for thing, name in NAMED.items():
+        print(f"to edit for {thing}: {sum(name in text for text in sources)} files under src name {name}")
+    print(f"places of train/ that open a base model: {loads()}; lists of methods outside methods/: {lists()}")
     print(f"modules in circles: {len(circles())} pairs {circles()[:5]}")
 
 
