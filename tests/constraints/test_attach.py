@@ -74,6 +74,23 @@ def test_a_scope_made_before_the_model_got_other_parameters_is_refused_at_attach
         pass
 
 
+@pytest.mark.parametrize("factor", ["A", "B"])
+@pytest.mark.parametrize("early", [True, False], ids=["before the anchor", "after it"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_factors_of_a_model_that_are_not_finite_are_refused_as_such(factor, early, value):
+    """As after a first task that diverged: the layer's answers are NaN too, which is no other layer."""
+    blocks, cores = adapted()
+    anchor = blocks.anchor(cores=cores)
+    with torch.no_grad():
+        anchor.layers[1].factor(factor)[0, 0] = value
+    anchor = blocks.anchor(cores=cores) if early else anchor
+    refused = pytest.raises(
+        NotFinite, match=f"factor {factor} at {anchor.layers[1].name} holds NaN or infinite values before step 1"
+    )
+    with refused, protect(torch.optim.AdamW(blocks.trainable()), anchor, SFOR):
+        pass
+
+
 def test_cores_of_other_layers_are_refused_by_name():
     blocks, cores = adapted()
     layer, core = cores.popitem()

@@ -128,6 +128,9 @@ def protect(
     flags = [(p, p.requires_grad) for layer in anchor.layers for p in map(layer.factor, layer.names)]
     refuse_others_factors(inner, anchor)
     refuse_replaced(anchor)
+    with true_precision(anchor) as signals:
+        signals.passing = True
+        refuse_unsound(anchor, when=f"before step {step + 1}")
     refuse_unprotected(inner, anchor, also_training)
     _name_unprotected(anchor)
     active = Protection()
@@ -138,7 +141,6 @@ def protect(
         try:
             with true_precision(anchor) as signals:
                 signals.passing = True  # what constraints prepare may take minutes
-                refuse_unsound(anchor, when=f"before step {step + 1}")
                 refuse_unlike_processes(anchor)
                 for constraint in constraints:
                     active.append(constraint.begin_task(anchor))
@@ -157,15 +159,10 @@ def protect(
             with true_precision(anchor):
                 for c in active:
                     c.begin(step)
-            try:
-                with _beside(inner, anchor, also_training, check_every=check_every, step=step) as active.beside:
-                    try:
-                        yield active
-                    finally:
-                        active.beside = None
-            except BaseException as error:
-                _note_what_is_left(error, steps, active)
-                raise
+            beside = _beside(inner, anchor, also_training, check_every=check_every, step=step)
+            with _noted(steps, active), beside as active.beside:  # no `try` here: at its line, no other one would be in force
+                yield active
+            active.beside = None
             steps.settle()
             active.look()
         finally:
@@ -282,8 +279,19 @@ def _release(
             parameter.requires_grad_(flag)
 
 
+@contextmanager
+def _noted(steps: _StepHooks, active: Protection) -> Iterator[None]:
+    """After an exception in the block, add to it what a last verification finds."""
+    try:
+        yield
+    except BaseException as error:
+        _note_what_is_left(error, steps, active)
+        raise
+
+
 def _note_what_is_left(error: BaseException, steps: _StepHooks, active: Protection) -> None:
     """Project what an interrupted step has moved, and verify a last time: the model is left as protected as it can be."""
+    active.beside = None
     try:
         steps.settle()
         if not isinstance(error, ProtectionLost):
