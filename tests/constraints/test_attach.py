@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import models
-from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Subspace, protect
+from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, measure, protect
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.errors import NotFinite
 from toys import anchor_of, optimizer_for
@@ -89,6 +89,32 @@ def test_factors_of_a_model_that_are_not_finite_are_refused_as_such(factor, earl
     )
     with refused, protect(torch.optim.AdamW(blocks.trainable()), anchor, SFOR):
         pass
+
+
+@pytest.mark.parametrize("constraint", [ProjectDisplacement, ProjectGradient, Retract])
+def test_a_core_of_another_width_than_the_factor_reads_is_refused(constraint):
+    blocks, cores = adapted()
+    anchor = blocks.anchor(cores=cores)
+    refused = pytest.raises(ValueError, match=f"the core at {anchor.layers[0].name} has width 64, but its B reads 4 inputs")
+    with refused, protect(torch.optim.AdamW(blocks.trainable()), anchor, [constraint("B")]):
+        pass
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_an_anchor_that_is_made_under_another_default_dtype_or_without_gradients_protects(dtype, mode):
+    blocks, cores = adapted()
+    torch.set_default_dtype(dtype)
+    try:
+        with mode():
+            anchor = blocks.anchor(cores=cores)
+        with protect(torch.optim.SGD(blocks.trainable(), lr=0.1), anchor, [Retract("A"), ProjectDisplacement("A")]) as active:
+            for p in blocks.trainable():
+                p.grad = torch.randn_like(p)
+            active.watch.optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert measure(anchor).exact
 
 
 def test_cores_of_other_layers_are_refused_by_name():

@@ -50,13 +50,13 @@ def restart(layer: AdaptedLayer, rows: Tensor) -> None:
     layer.start_rows("A").copy_(A)
 
 
-def core_of(layer: AdaptedLayer) -> Subspace:
-    """Return a layer's core in float64, on the device that its factors are computed with."""
+def core_of(layer: AdaptedLayer, name: str | None = None) -> Subspace:
+    """Return a layer's core in float64, on the device that its factors are computed with, for a factor: the first if None."""
     import torch
 
     if layer.core is None:
         raise InvalidValue(f"nothing is protected at {layer.name}: it has no core; pass cores=store.cores() to Anchor.of")
-    name = layer.names[0]
+    name = name or layer.names[0]
     reads = layer.rows(name)
     if layer.core.d != reads.shape[1]:
         raise InvalidValue(f"the core at {layer.name} has width {layer.core.d}, but its {name} reads {reads.shape[1]} inputs")

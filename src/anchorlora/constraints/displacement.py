@@ -76,7 +76,7 @@ class _FromAnchor(ActiveConstraint):
     def __init__(self, anchor, factor):
         for layer in anchor.layers:
             exact_factor(layer, factor)
-        self.factor, self.targets = factor, [(layer, core_of(layer)) for layer in anchor.layers]
+        self.factor, self.targets = factor, [(layer, core_of(layer, factor)) for layer in anchor.layers]
         self.stacks = stacked_cores(anchor, factor)
 
     def project(self) -> None:

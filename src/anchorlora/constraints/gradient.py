@@ -60,7 +60,7 @@ class ProjectGradient(ProtectsPast):
 
 class _Projecting(ActiveConstraint):
     def __init__(self, anchor, factor):
-        self.factor, self.targets = factor, [(layer, core_of(layer)) for layer in anchor.layers]
+        self.factor, self.targets = factor, [(layer, core_of(layer, factor)) for layer in anchor.layers]
         self.stacks = stacked_cores(anchor, factor)
 
     def before_optimizer_step(self) -> None:

@@ -124,6 +124,7 @@ def protect(
         >>> measure(anchor).exact
         True
     """
+    also_training = [also_training] if isinstance(also_training, str) else also_training
     inner = innermost(optimizer)
     flags = [(p, p.requires_grad) for layer in anchor.layers for p in map(layer.factor, layer.names)]
     refuse_others_factors(inner, anchor)

@@ -62,7 +62,7 @@ class Retract(ProtectsPast):
         """
         other = "B" if self.factor == "A" else "A"
         for layer in anchor.layers:
-            rows, core = exact_factor(layer, self.factor), core_of(layer)
+            rows, core = exact_factor(layer, self.factor), core_of(layer, self.factor)
             if getattr(layer.current.whole(), other).any():  # in any process
                 moved, bound = off_core(in_float64(rows), core, size=rows)
                 if not moved <= bound:

@@ -160,7 +160,10 @@ class Factors:
 
     def copy(self) -> Factors:
         """Return detached copies of both factors."""
-        return Factors(self.A.detach().clone(), self.B.detach().clone(), self.scale)
+        import torch
+
+        with torch.inference_mode(False):  # whatever the caller does, a constraint such as Retract writes to them
+            return Factors(self.A.detach().clone(), self.B.detach().clone(), self.scale)
 
     def whole(self) -> Factors:
         """Return both factors as whole tensors.  Gathers factors that are split over processes, so all processes must call it."""

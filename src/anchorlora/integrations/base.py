@@ -35,7 +35,8 @@ class CallbackBase:
         also_training: Collection[str] = (),
     ) -> None:
         self.constraints = None if constraints is None else tuple(constraints)
-        self.check_every, self.also_training = check_every, tuple(also_training)
+        self.check_every = check_every
+        self.also_training = (also_training,) if isinstance(also_training, str) else tuple(also_training)
         self.anchoring: dict[str, Any] = {"cores": cores, "wides": wides, "adapter_name": adapter_name, "history": history}
         self.anchor, self.own_anchor = anchor, anchor is not None
         self.stack = ExitStack()
