@@ -1,8 +1,10 @@
 """The frontier: its rule against one written out here, and its runs on the embedded model, stopped and gone on with."""
 
 import json
+import sys
 from itertools import product
 from statistics import fmean, stdev
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchorlora.adapters import lora_layers
-from anchorlora.errors import InvalidValue, UnknownName
-from anchorlora_lab.frontier.bench import BEFORE, append, bench, planned, read_records
+from anchorlora.errors import InvalidValue, MissingExtra, UnknownName
+from anchorlora_lab.frontier.bench import BEFORE, EPOCHS, Run, append, bench, one, planned, read_records
 from anchorlora_lab.frontier.engine import RANK, Subject
+from anchorlora_lab.frontier.measures import Sizes
 from anchorlora_lab.frontier.rows import ROWS, Row
+from anchorlora_lab.frontier.skills import skills
 from anchorlora_lab.frontier.tables import chosen, chosen_rates, difference, frontier_tables, interval, picture, points_of
 
 SKILLS = ("labels", "card")
@@ -177,6 +181,35 @@ def test_a_repair_takes_intruders_from_the_block(tmp_path):
         U, S, V = np.linalg.svd(left, full_matrices=False)
         change = (f.scale * f.B.double() @ f.A.double()).numpy()
         assert np.linalg.norm(change - (U[:, :RANK] * S[:RANK]) @ V[:RANK]) < 1e-4 * np.linalg.norm(change)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_self_distillation_trains_the_block_alone_on_short_answers_of_its_own_beside_the_example(data, tmp_path, monkeypatch):
+    pytest.importorskip("trl.experimental.sdft", reason="this TRL has no SDFT")
+    from transformers import TrainerCallback
+
+    subject, skill, batches = Subject.of("embedded:mini", tmp_path), skills(data, test=4)["labels"], []
+    hook = "on_self_distillation_batch_prepared"  # TRL calls it of every callback
+    monkeypatch.setattr(TrainerCallback, hook, lambda _, **batch: batches.append(batch), raising=False)
+    measures = SimpleNamespace(sizes=Sizes(**SIZES), of=lambda _: {})
+    run = Run(Row("sdft", "sdft", scales=()), 1e-2, "labels", 1)
+    before = {name: p.detach().clone() for name, p in subject.model.named_parameters() if "lora_" not in name}
+    found = one(subject, measures, run, skill, data)
+    after = dict(subject.model.named_parameters())
+    assert all(torch.equal(p, after[name]) for name, p in before.items())
+    assert all(f.B.count_nonzero() for f in subject.stack.newest().values())
+    first, last = found["points"]
+    assert (first["epoch"], last["epoch"]) == (1, EPOCHS)
+    assert 0 < first["cpu_seconds"]["training"] < last["cpu_seconds"]["training"]
+    assert found["stored_bytes"] > 0 <= found["peak_bytes"]
+    assert {len(batch["prompt_ids"]) for batch in batches} == {SIZES["train"]}, "an answer a prompt"
+    assert all(batch["completion_ids"].shape[1] <= skill.max_new_tokens for batch in batches)
+    shown = subject.tokenizer.batch_decode(batches[0]["teacher_input_ids"])
+    drawn = {f"{item.prompt}\n\n\nExample answer: {item.answer}\n" for item in skill.drawn(SIZES["train"], 1)}
+    assert len({prompt for prompt in drawn for text in shown if prompt in text}) == len(drawn)
+    with monkeypatch.context() as without, pytest.raises(MissingExtra, match="the row sdft needs TRL .* pip install -U trl"):
+        without.setitem(sys.modules, "trl.experimental.sdft", None)
+        one(subject, measures, run, skill, data)
 
 
 @pytest.mark.usefixtures("extra_eval")

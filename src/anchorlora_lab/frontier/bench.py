@@ -204,7 +204,10 @@ def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[s
         reset_peak()
 
     before = reset_peak()
-    facts = train(subject, run.row, run.rate, examples, epochs=EPOCHS, seed=run.seed, own=size.own, human=human, at_epoch=at_epoch)
+    most = skill.max_new_tokens
+    facts = train(
+        subject, run.row, run.rate, examples, epochs=EPOCHS, seed=run.seed, own=size.own, human=human, most=most, at_epoch=at_epoch
+    )
     if run.row.repair:
         began = time.process_time()
         subject.repair()

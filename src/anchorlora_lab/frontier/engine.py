@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -42,10 +43,11 @@ from anchorlora.models.own_text import own_text
 from anchorlora.models.packing import packed, unpackable
 from anchorlora.processes import accelerator_on
 from anchorlora.store.tensors import write_tensors
-from anchorlora_lab.frontier.rows import OSF, PLAIN, Row
+from anchorlora_lab.frontier.rows import OSF, PLAIN, SDFT, Row
 
 RANK, ALPHA, WINDOW, ROW_TOKENS, WARMUP, CLIP = 16, 32, 4, 1024, 4, 1.0
 OWN_TOKENS = 40  # of each message of the model's own
+TOGETHER = 8  # prompts of a step of TRL's SDFT
 SENSITIVE = 32  # chats that are run backward for what answers depend on
 START = 32  # new examples whose gradients start fold-16's block
 CORES = CoreRule(rows=1024, energy=0.93, at_least=4, at_most=64, max_tokens=512, spread=True)  # as `anchorlora train` makes them
@@ -303,14 +305,18 @@ def train(
     seed: int,
     own: int,
     human: Sequence[Encoded],
+    most: int,
     at_epoch: Callable[[int, Mapping[str, float]], None],
 ) -> dict[str, Any]:
     """Train one row, beside so many of the model's own chats or what people wrote, where the row uses them.  Returns facts.
 
-    `at_epoch` is called after every epoch, with the CPU seconds so far, which leave it out.
+    Where the row learns from answers that the model writes, these have `most` tokens at most. `at_epoch` is called after every
+    epoch, with the CPU seconds so far, which leave it out.
     """
     if row.method == OSF:
         return _train_full(subject, rate, examples, epochs=epochs, seed=seed, at_epoch=at_epoch)
+    if row.method == SDFT:
+        return _train_on_own_answers(subject, rate, examples, epochs=epochs, seed=seed, most=most, at_epoch=at_epoch)
     began, made, kept = time.process_time(), 0.0, 0
     method = METHODS[row.method]
     subject.open(QV if row.qv else "all-linear")
@@ -412,6 +418,51 @@ def _train_full(
                 evaluating += time.process_time() - now
         stored = sum(4 * part.weight.numel() for part in model.modules() if hasattr(part, "osf_svd_params"))
     return {"stored_bytes": stored, "kept_bytes": 0, "parts": OSF}
+
+
+def _train_on_own_answers(
+    subject: Subject,
+    rate: float,
+    examples: Sequence[Encoded],
+    *,
+    epochs: int,
+    seed: int,
+    most: int,
+    at_epoch: Callable[[int, Mapping[str, float]], None],
+) -> dict[str, Any]:
+    # TRL's loss, teacher (the base model) and words before the example; an answer a prompt, as the authors do; warm-up as `train`
+    try:
+        from trl.experimental.sdft import SDFTConfig, SDFTTrainer
+    except ImportError:
+        raise MissingExtra(f"the row {SDFT} needs TRL with its trl.experimental.sdft, as 1.16 has it: pip install -U trl") from None
+    from transformers import TrainerCallback
+
+    began, evaluating = time.process_time(), 0.0
+
+    class Measured(TrainerCallback):
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            nonlocal evaluating
+            now = time.process_time()
+            at_epoch(round(state.epoch), {"training": now - began - evaluating, "made": 0.0})
+            subject.model.train()
+            evaluating += time.process_time() - now
+
+    subject.open("all-linear")
+    METHODS[PLAIN].plan.begin_task(subject.stack, torch.Generator().manual_seed(seed), first=True)
+    chat, rows = subject.tokenizer.chat_template, []
+    for text, answer in ((e.example.sentence, e.example.label) for e in examples):
+        prompt = [{"role": "user", "content": text}] if chat else f"{text}\n"
+        rows.append({"prompt": prompt, "privileged_context": f"Example answer: {answer}" + ("" if chat else "\n")})
+    steps = {"learning_rate": rate, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": WARMUP, "max_grad_norm": CLIP}
+    sizes = {"per_device_train_batch_size": TOGETHER, "num_generations": 1, "max_completion_length": most}
+    plain = {"bf16": False, "gradient_checkpointing": False, "use_cpu": True}
+    quiet = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+    with TemporaryDirectory() as folder:
+        settings = SDFTConfig(folder, num_train_epochs=epochs, seed=seed, **steps, **sizes, **plain, **quiet)
+        given = {"train_dataset": rows, "processing_class": subject.tokenizer, "callbacks": [Measured()]}
+        SDFTTrainer(subject.model, settings, **given).train()
+    stored = sum(4 * (f.A.numel() + f.B.numel()) for f in subject.stack.newest().values())
+    return {"stored_bytes": stored, "kept_bytes": 0, "parts": SDFT}
 
 
 def with_start(method: Any) -> Any:

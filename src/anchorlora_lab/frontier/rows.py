@@ -1,8 +1,8 @@
 """The rows of the frontier, as data: a method of the catalog with what is added to it, and the curve that it is measured on.
 
 A row is trained once at each rate. Each epoch's end is a point of its curve, and so is each scale of the last epoch's update.
-Named, not run here: mini_trainer's OSFT (a CUDA build of its own), TRL's SDFT (it generates in every step: one run on a CPU takes
-longer than the whole bench), and DG-Hard (it removes noise of the size of the median singular value, 0 for an update of LoRA).
+Named, not run here: mini_trainer's OSFT (a CUDA build of its own), and DG-Hard (it removes noise of the size of the median
+singular value, 0 for an update of LoRA).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 PLAIN = "seq-lora"  # the catalog's name of plain LoRA
 OSF = "osf"  # PEFT's, which trains full weights
+SDFT = "sdft"  # TRL's self-distillation: what the model writes itself, as it would write it with the example before it
 RATES = (1e-4, 2e-4, 5e-4, 1e-3)
 
 
@@ -19,7 +20,7 @@ class Row:
     """One row of the table: what is trained, with what beside it, and at which settings."""
 
     name: str  # its name in tables
-    method: str = PLAIN  # a method of the catalog, whose constraints hold while the block trains, or "osf"
+    method: str = PLAIN  # a method of the catalog, whose constraints hold while the block trains, "osf", or "sdft"
     rates: tuple[float, ...] = (2e-4, 5e-4)  # each a run
     scales: tuple[float, ...] = (0.7,)  # of the last epoch's update; 1 is tested after every epoch
     tier: int = 2  # a lower tier runs first
@@ -58,6 +59,7 @@ ROWS = (
     Row("hard-core", "inc-lora-hard", rates=(5e-4, 1e-3)),
     Row("plain repaired", rates=(5e-4,), scales=(), repair=True),
     Row("osf", OSF, rates=(1e-4, 5e-4), scales=()),
+    Row("sdft", SDFT, rates=(2e-5, 5e-4)),  # the rate of TRL's page and of the authors' code, and that of the other rows
     Row("eaft", token_weights="eaft"),
     Row("dft", token_weights="dft"),
     Row("hard-core own-10", "inc-lora-hard", rates=(5e-4, 1e-3), own=0.10, tier=3),
