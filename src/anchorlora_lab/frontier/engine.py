@@ -435,7 +435,7 @@ def _train_on_own_answers(
         from trl.experimental.sdft import SDFTConfig, SDFTTrainer
     except ImportError:
         raise MissingExtra(f"the row {SDFT} needs TRL with its trl.experimental.sdft, as 1.16 has it: pip install -U trl") from None
-    from transformers import TrainerCallback
+    from transformers import PrinterCallback, TrainerCallback
 
     began, evaluating = time.process_time(), 0.0
 
@@ -460,7 +460,9 @@ def _train_on_own_answers(
     with TemporaryDirectory() as folder:
         settings = SDFTConfig(folder, num_train_epochs=epochs, seed=seed, **steps, **sizes, **plain, **quiet)
         given = {"train_dataset": rows, "processing_class": subject.tokenizer, "callbacks": [Measured()]}
-        SDFTTrainer(subject.model, settings, **given).train()
+        trainer = SDFTTrainer(subject.model, settings, **given)
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
     stored = sum(4 * (f.A.numel() + f.B.numel()) for f in subject.stack.newest().values())
     return {"stored_bytes": stored, "kept_bytes": 0, "parts": SDFT}
 
