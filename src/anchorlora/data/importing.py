@@ -153,23 +153,23 @@ def _locate(root: Path) -> tuple[Path, Path | None, dict[str, str] | None]:
     origin = None
     if (root / ".git").exists():
         asked = [("url", ["config", "--get", "remote.origin.url"]), ("commit", ["rev-parse", "HEAD"])]
-        said = {name: subprocess.run(["git", "-C", str(root), *args], capture_output=True) for name, args in asked}
-        lines = {name: answer.stdout.decode(errors="replace") for name, answer in said.items() if answer.returncode == 0}
+        answers = {name: subprocess.run(["git", "-C", str(root), *args], capture_output=True) for name, args in asked}
+        lines = {name: answer.stdout.decode(errors="replace") for name, answer in answers.items() if answer.returncode == 0}
         origin = {name: without_secrets(line.strip()) for name, line in lines.items()}
     return groups, next((place for place in places if place.is_file()), None), origin
 
 
 def _present(root: Path) -> dict[str, Path]:
     """Files of a folder's tasks by relative path; raises InvalidValue for a name with line breaks or controls."""
-    found = {p.relative_to(root).as_posix(): p for part in PARTS for p in root.glob(f"*/*/{part}")}
-    for relative in found:
+    paths = {p.relative_to(root).as_posix(): p for part in PARTS for p in root.glob(f"*/*/{part}")}
+    for relative in paths:
         if not relative.isprintable():
             raise InvalidValue(f"{root} holds {relative!r:.80}, a name with line breaks or controls; rename it")
-    return found
+    return paths
 
 
 def _copy(path: Path, to: Path) -> None:
-    if any(each.is_symlink() for each in (path, path.parent, path.parent.parent)):
+    if any(part.is_symlink() for part in (path, path.parent, path.parent.parent)):
         raise InvalidValue(f"{path} is a link, or in a folder that is one; import what it points to")
     refuse_odd(path)
     to.parent.mkdir(parents=True, exist_ok=True)

@@ -78,11 +78,11 @@ def _begins_with(path: Path) -> str:
         return file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1].decode(errors="replace")
 
 
-def _named(place: Path, found: Sources, folders: list[Path]) -> Sources:
-    if len(found) < len(folders):
+def _named(place: Path, sources: Sources, folders: list[Path]) -> Sources:
+    if len(sources) < len(folders):
         twice = next(folder.name for i, folder in enumerate(folders) if folder.name in {f.name for f in folders[:i]})
         raise InvalidValue(f"{place} has two tasks called {twice}; give one of its folders")
-    return found
+    return sources
 
 
 def _of_paper(folder: Path) -> tuple[int, str]:
@@ -171,9 +171,9 @@ def _unread(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> str:
     if "hf_hub_url" in entry:
         part = next((name for name in ("subset", "folder") if entry.get(name)), None)
         return f"a {part} of a data set of the hub is not read; save it as a file, and name that as file_name" if part else ""
-    place = next((name for name in ELSEWHERE if name in entry), None)
-    if place:
-        return f"{place} is not read; save the rows as a file, and name that as file_name"
+    key = next((name for name in ELSEWHERE if name in entry), None)
+    if key:
+        return f"{key} is not read; save the rows as a file, and name that as file_name"
     return "" if isinstance(entry.get("file_name"), str) else "it names neither file_name nor hf_hub_url"
 
 

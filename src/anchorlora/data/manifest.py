@@ -68,9 +68,9 @@ def kind_of(relative: str, facts: FileFacts) -> str:
     return OFFICIAL if listed["git_blob_sha1"] == facts.git_blob_sha1 else ALTERED
 
 
-def believed(declared: str, found: str) -> str:
+def believed(declared: str, by_bytes: str) -> str:
     """Return the kind of a file whose bytes agree with its manifest: the declared one, unless the bytes alone decide."""
-    return found if found == OFFICIAL or declared.strip().lower() in (OFFICIAL, OWN, ALTERED) else declared
+    return by_bytes if by_bytes == OFFICIAL or declared.strip().lower() in (OFFICIAL, OWN, ALTERED) else declared
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,8 @@ def read_answer(text: str, *, gold: str, labels: Sequence[str]) -> Answer:
         >>> read_answer("I think so", gold="positive", labels=["positive", "negative"]).label is None
         True
     """
-    said = normalize(text)
-    return Answer(text, next((label for label in labels if normalize(label) == said), None), gold)
+    answer = normalize(text)
+    return Answer(text, next((label for label in labels if normalize(label) == answer), None), gold)
 
 
 class Metric(Protocol):
@@ -159,10 +159,10 @@ class TokenF1:
 
     def score(self, answer: Answer, example: Example) -> float:
         """Return the F1 score; 1.0 for two empty texts."""
-        said, gold = Counter(words_of(answer.text)), Counter(words_of(example.label))
-        if not said or not gold:
-            return float(said == gold)
-        return 2 * (said & gold).total() / (said.total() + gold.total())
+        predicted, gold = Counter(words_of(answer.text)), Counter(words_of(example.label))
+        if not predicted or not gold:
+            return float(predicted == gold)
+        return 2 * (predicted & gold).total() / (predicted.total() + gold.total())
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ class SentenceBleu:
 
     def score(self, answer: Answer, example: Example) -> float:
         """Return sentence BLEU as a fraction."""
-        found = _library(self).sentence_bleu(answer.text, [example.label])
-        return float(min(1.0, found.score / 100))
+        bleu = _library(self).sentence_bleu(answer.text, [example.label])
+        return float(min(1.0, bleu.score / 100))
 
 
 @dataclass(frozen=True)
@@ -259,14 +259,14 @@ def sari(source: Sequence[str], answer: Sequence[str], references: Sequence[Sequ
 def _kept_deleted_added(
     source: Sequence[str], answer: Sequence[str], references: Sequence[Sequence[str]], n: int
 ) -> tuple[float, float, float]:
-    had, said = (_scaled(_grams(words, n), len(references)) for words in (source, answer))
+    had, predicted = (_scaled(_grams(words, n), len(references)) for words in (source, answer))
     right = sum((_grams(words, n) for words in references), Counter[tuple[str, ...]]())
-    kept, deleted = had & said, had - said
+    kept, deleted = had & predicted, had - predicted
     kept_right, deleted_right = kept & right, deleted - right
     kept_precision = _ratio(sum(kept_right[g] / kept[g] for g in kept_right), len(kept))
     kept_recall = _ratio(kept_right.total(), (had & right).total())
     deleted_precision = _ratio(sum(deleted_right[g] / deleted[g] for g in deleted_right), len(deleted))
-    added, wanted = set(said) - set(had), set(right) - set(had)
+    added, wanted = set(predicted) - set(had), set(right) - set(had)
     added_f1 = _f1(_ratio(len(added & wanted), len(added)), _ratio(len(added & wanted), len(wanted)))
     return _f1(kept_precision, kept_recall), deleted_precision, added_f1
 
@@ -297,8 +297,8 @@ class Sari:
     def score(self, answer: Answer, example: Example) -> float:
         """Return SARI as a fraction."""
         tokenized = _library(self).Tokenizer13a()
-        source, said, right = (tokenized(text.lower()).split() for text in (example.sentence, answer.text, example.label))
-        return sari(source, said, [right])
+        source, predicted, right = (tokenized(text.lower()).split() for text in (example.sentence, answer.text, example.label))
+        return sari(source, predicted, [right])
 
 
 _ALL: Any = (ExactMatch, TokenF1, RougeL, SentenceBleu, EditSimilarity, CodeSimilarity, VerbatimMatch, ChoiceMatch, Sari)

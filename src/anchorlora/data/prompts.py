@@ -157,7 +157,7 @@ class Encoder:
     @cached_property
     def beginning(self) -> tuple[int, ...]:
         """The tokens that the tokenizer adds before a text."""
-        alone, read = (list(self.tokenizer("a", add_special_tokens=each, verbose=False).input_ids) for each in (False, True))
+        alone, read = (list(self.tokenizer("a", add_special_tokens=special, verbose=False).input_ids) for special in (False, True))
         return tuple(next((read[:at] for at in range(len(read)) if read[at : at + len(alone)] == alone), []))
 
     def begins(self, text: str) -> bool:

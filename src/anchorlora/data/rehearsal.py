@@ -76,12 +76,12 @@ class Rehearsal:
 
 def stratified(labels: Sequence[str], draw: random.Random) -> list[int]:
     """Return indices in a random order in which every beginning holds the classes in proportion, within one example per class."""
-    places = list(range(len(labels)))
-    draw.shuffle(places)
+    indices = list(range(len(labels)))
+    draw.shuffle(indices)
     classes: dict[str, list[int]] = {}
-    for i in places:
+    for i in indices:
         classes.setdefault(labels[i], []).append(i)
-    ranked = [((position + 0.5) / len(mine), i) for mine in classes.values() for position, i in enumerate(mine)]
+    ranked = [((position + 0.5) / len(members), i) for members in classes.values() for position, i in enumerate(members)]
     return [i for _, i in sorted(ranked, key=lambda pair: pair[0])]
 
 
@@ -92,13 +92,13 @@ SALT = "anchorlora holdout 1"
 def held_apart(task: str, examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
     """Split the training examples of a task into what is left for training and a holdout."""
     classes: dict[str, list[tuple[str, int]]] = {}
-    for place, example in enumerate(examples):
-        classes.setdefault(example.label, []).append((_hash(task, example.sentence), place))
-    held = sorted(pair for mine in classes.values() for pair in sorted(mine)[: int(SHARE * len(mine) + 0.5)])
+    for index, example in enumerate(examples):
+        classes.setdefault(example.label, []).append((_hash(task, example.sentence), index))
+    held = sorted(pair for members in classes.values() for pair in sorted(members)[: int(SHARE * len(members) + 0.5)])
     if not held:
         raise InvalidValue(f"{task} has too few training examples to hold {SHARE:.0%} of each label out; raise train_limit")
-    places = {place for _, place in held}
-    return [e for i, e in enumerate(examples) if i not in places], [examples[place] for _, place in held]
+    chosen = {index for _, index in held}
+    return [e for i, e in enumerate(examples) if i not in chosen], [examples[index] for _, index in held]
 
 
 def read_examples(source: TaskSource, limits: TaskSettings, name: str) -> tuple[Iterable[Example], Iterable[Example]]:

@@ -102,10 +102,10 @@ def text_turn(example: Example, encoder: Encoder) -> Turn:
         kept = 1 if len(ids) > 1 else 0
         return Turn("", tuple(ids[:kept]), tuple(ids[kept:]), 0, "", answer)
     read, first, split = read.served(read.first)
-    said = _stopped(example.place, read.ids[first:], encoder)
+    written = _stopped(example.place, read.ids[first:], encoder)
     head = len(encoder.beginning) if begun else next((i for i, (a, b) in enumerate(read.offsets) if a != b), 0)
-    label = decoded(tokenizer, said[:-1] if said[-1] in encoder.stops else said).strip()
-    return Turn(prompt, tuple(read.ids[:first]), said, head, "", label, read.unknown(first + len(said), own=answer), split)
+    label = decoded(tokenizer, written[:-1] if written[-1] in encoder.stops else written).strip()
+    return Turn(prompt, tuple(read.ids[:first]), written, head, "", label, read.unknown(first + len(written), own=answer), split)
 
 
 def _start(write: Write, text: str, boundary: int, content: str, messages: Messages) -> int:
@@ -142,18 +142,18 @@ def _goes_on(where: str, text: str, places: tuple[int, int, int], content: str, 
     """Where a message goes on that the prompt begins, from its end on; templates write blanks and thoughts before it anew."""
     prompt, start, end = places
     begun, rest = content[:given], content[given:]
-    seen, found = "".join(begun.split()), []
+    seen, begins = "".join(begun.split()), []
     for words in (rest, rest.rstrip(), rest.lstrip(), rest.strip()):
         at = end - len(words)
         before, own = ("".join(text[since:at].split()) for since in (0, start))
         if at >= prompt and text.endswith(words, 0, end) and before.endswith(seen) and seen.endswith(own):
-            found.append(at)
-    if not found:
+            begins.append(at)
+    if not begins:
         raise InvalidValue(
             f"{where} begins in the prompt with {begun!r:.40}, and the tokenizer's chat template does not write its words and the "
             "completion's one after the other; give the rendered text as prompt and completion"
         )
-    return next((at for at in found if text.endswith(begun, 0, at)), found[0])
+    return next((at for at in begins if text.endswith(begun, 0, at)), begins[0])
 
 
 def _call_start(write: Write, text: str, boundary: int, content: str, messages: Messages) -> int:

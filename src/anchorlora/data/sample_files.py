@@ -129,7 +129,7 @@ def _csv(path: Path) -> Rows:
             if not first.isascii() and any("\udc80" <= character <= "\udcff" for character in first):
                 raise InvalidValue(f"{path}, line 1: not UTF-8; save the file as UTF-8")
             columns = {mark: len(next(csv.reader([first], delimiter=mark), ())) for mark in SEPARATORS}
-            mark = "," if columns[","] > 1 else max(columns, key=lambda each: columns[each])
+            mark = "," if columns[","] > 1 else max(columns, key=lambda separator: columns[separator])
             file.seek(0)
             reader = csv.DictReader(file, delimiter=mark, strict=True)
             names = list(map(str, reader.fieldnames or ()))
@@ -162,8 +162,8 @@ def _saved_dataset(path: Path) -> Rows:
     datasets = _library(path)
 
     def opened() -> Any:
-        found = datasets.load_from_disk(str(path))
-        return found if isinstance(found, Mapping) else found.with_format(None)
+        data_set = datasets.load_from_disk(str(path))
+        return data_set if isinstance(data_set, Mapping) else data_set.with_format(None)
 
     return _foreign(path, opened)
 

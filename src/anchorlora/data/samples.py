@@ -36,8 +36,8 @@ class Sample:
         """Places of the messages of a chat that are learned: those of the assistant that are neither given nor muted."""
         if isinstance(self.content, str) or not self.weight:
             return ()
-        said = (i for i, message in enumerate(self.content) if message["role"] == "assistant")
-        return tuple(i for i in said if i >= self.given and i not in self.muted)
+        answers = (i for i, message in enumerate(self.content) if message["role"] == "assistant")
+        return tuple(i for i in answers if i >= self.given and i not in self.muted)
 
 
 @dataclass(frozen=True)

@@ -87,13 +87,13 @@ class EncodedExamples(Sequence[Encoded]):
         """Return an example, or a list of some."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        begin, end = self._ends[place], self._ends[place + 1]
+        position = range(len(self))[index]
+        begin, end = self._ends[position], self._ends[position + 1]
         self._file.flush()
         return _encoded(os.pread(self._file.fileno(), end - begin, begin))
 
     def __iter__(self) -> Iterator[Encoded]:
-        return (self[place] for place in range(len(self)))
+        return (self[position] for position in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))

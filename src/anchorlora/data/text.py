@@ -105,7 +105,7 @@ def counted(
     every example that can be learned, with the number of its row and its tokens.
     """
     rows, most = RowHashes(name), encoder.max_tokens
-    found: dict[str, Any] = dict.fromkeys(
+    counts: dict[str, Any] = dict.fromkeys(
         ("read", "repeated", "together", "cut", "skipped", "long", "longest", "unknown", "empty"), 0
     )
     characters: dict[str, None] = {}
@@ -115,27 +115,27 @@ def counted(
         rows.add(sample)
         turns = [(example, turn_of(example, encoder)) for example in examples_of([sample])]
         unknown = [character for _, turn in turns for part in turn.unknown for character in part]
-        found["unknown"] += bool(unknown)
-        found["empty"] += not all(turn.label for _, turn in turns)
+        counts["unknown"] += bool(unknown)
+        counts["empty"] += not all(turn.label for _, turn in turns)
         split.update({turn.split for _, turn in turns} - {""})
         if len(characters) < SHOWN:
             characters |= dict.fromkeys(unknown)
-        found["cut"] += any(len(turn.prompt) + len(turn.answer) > most for _, turn in turns)
+        counts["cut"] += any(len(turn.prompt) + len(turn.answer) > most for _, turn in turns)
         longest = max((len(turn.answer) for example, turn in turns if example.messages or example.sentence), default=0)
         if not turns:
-            found["skipped"] += 1
+            counts["skipped"] += 1
             unfit[number] = f"{sample.place}: there is no answer; a chat needs a message of the assistant"
         elif longest >= most:
-            found["long"] += 1
+            counts["long"] += 1
             unfit[number] = str(_too_long(sample.place, longest, most))
             if not measured:
                 raise InvalidValue(unfit[number])
         else:
-            found["longest"] = max(found["longest"], longest)
+            counts["longest"] = max(counts["longest"], longest)
             for example, turn in turns:
                 keep(number, example, turn)
     of_rows = {"read": len(rows.hashes), "repeated": rows.repeated, "together": rows.together}
-    return found | of_rows | {"characters": "".join([*characters][:SHOWN]), "split": dict(sorted(split.items()))}, unfit
+    return counts | of_rows | {"characters": "".join([*characters][:SHOWN]), "split": dict(sorted(split.items()))}, unfit
 
 
 def counting(items: Iterable[Row], tell: Callable[[int, int], None], total: int) -> Iterator[Row]:

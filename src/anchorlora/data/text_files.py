@@ -89,11 +89,11 @@ class TextFiles:
             place = source.test
         elif source.test is None and self.testing:
             kept = (self._holdout(name), split == "test")
-        found = False
+        any_answer = False
         for example in islice(self._examples(place, source, kept), limit):
-            found = True
+            any_answer = True
             yield example
-        if not found:
+        if not any_answer:
             raise InvalidValue(f"{place} has no answer to learn; a chat needs a message of the assistant")
 
     def rows_of(self, name: str, split: str) -> Iterator[Sample]:
@@ -144,12 +144,12 @@ class TextFiles:
                 parts[part].add(fitted(replace(example, index=len(parts[part])), turn, encoder.max_tokens, name=name))
 
         total = len(self._listing(name).rows.hashes) if split == "train" else sum(1 for _ in self._rows(place, source))
-        found, _ = counted(name, counting(self._rows(place, source), tell, total), encoder, keep=keep)
+        counts, _ = counted(name, counting(self._rows(place, source), tell, total), encoder, keep=keep)
         for part in ("train", "test") if source.test is None else (split,):
             self._encoded[name, part, test_limit if part == "test" else None, encoder.key] = parts[part]
         if split == "test":
-            found["also_learned"] = self._listing(name).rows.shared_with(self._rows(place, source))
-        return found
+            counts["also_learned"] = self._listing(name).rows.shared_with(self._rows(place, source))
+        return counts
 
     def together(self, name: str) -> int:
         """Return how many rows repeat an earlier one's text, prompt or beginning, and went to its side; 0 with a test file."""

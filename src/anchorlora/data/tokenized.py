@@ -82,9 +82,9 @@ class Tokenized:
         if not (taken or (len(run) == 2 and run.isspace())):
             return self, first, ""
         alone, before = Tokenized.of(self.place, text[:boundary], boundary, tokenizer, special=self.special), ids[:first]
-        for each in (alone.ids, before):  # some tokenizers end what they read
-            while each and each[-1] == tokenizer.eos_token_id:
-                each.pop()
+        for part in (alone.ids, before):  # some tokenizers end what they read
+            while part and part[-1] == tokenizer.eos_token_id:
+                part.pop()
         if alone.ids == before:  # what no token stands for, such as white space that is left out
             return self, first, ""
         places = alone.offsets[: len(alone.ids)]
@@ -126,9 +126,9 @@ class Tokenized:
         unknown = {tokenizer.unk_token_id, _unknown_of_model(tokenizer)} - known
         if not getattr(tokenizer, "is_fast", False):
             if not unknown.isdisjoint(self.ids):
-                for place, character in enumerate(self.text):
+                for position, character in enumerate(self.text):
                     if not unknown.isdisjoint(tokenizer(character, add_special_tokens=False, verbose=False).input_ids):
-                        yield place, place + 1
+                        yield position, position + 1
             return
         for token, (begin, stop) in zip(self.ids, self.offsets, strict=True):
             if token in unknown and self.text[begin:stop].strip() != tokenizer.convert_ids_to_tokens(token):
@@ -143,8 +143,8 @@ def _unknown_of_model(tokenizer: Any) -> int | None:
     model = tokenizer.backend_tokenizer.model
     if hasattr(model, "unk_token"):
         return None if model.unk_token is None else tokenizer.backend_tokenizer.token_to_id(model.unk_token)
-    found = json.loads(model.__getstate__()).get("unk_id")
-    return None if found is None else int(found)
+    unknown = json.loads(model.__getstate__()).get("unk_id")
+    return None if unknown is None else int(unknown)
 
 
 @lru_cache(maxsize=4)

@@ -104,12 +104,12 @@ class WithinBudget(RunCallback):
             leave_at(anchor, trained, scale)
             now = {name: of_rows([row[LOSS] for row in losses(name, examples)], rows[name]) for name, examples in kept.items()}
             curve.append({"scale": scale, "kept": {name: rise(before[name][::2], now[name][::2]) for name in names}})
-            if all(found["most"] <= self.request.budget for found in curve[-1]["kept"].values()):
+            if all(loss["most"] <= self.request.budget for loss in curve[-1]["kept"].values()):
                 break
         self.teaching.tell("looking for the scale", STEPS + 1, STEPS + 1)
         learned[scale] = losses(self.request.name, skill) if scale != 1 else learned[1.0]
         model.train(training)
-        found = {
+        budget = {
             "allowed": self.request.budget,
             "scale": scale,
             "kept": {name: rise(before[name][1::2], now[name][1::2]) for name in names},
@@ -119,7 +119,7 @@ class WithinBudget(RunCallback):
             },
             "tried": curve,
         }
-        write_text(self.folder / BUDGET, json.dumps(found, indent=1) + "\n")
+        write_text(self.folder / BUDGET, json.dumps(budget, indent=1) + "\n")
 
 
 def leave_at(anchor: Anchor, trained: Mapping[str, Factors], scale: float) -> None:

@@ -100,7 +100,7 @@ def _titles(skill: Path) -> dict[str, str | None]:
     """Titles of an earlier skill, and of each thing that it kept, by name."""
     request = load_yaml(skill / "request.yaml")
     facts = read_file(skill / "before/facts.json", dict[str, Any], remedy="train that skill again, with another --out")
-    return {each["name"]: each.get("title") for each in facts["kept"]} | {request["name"]: request.get("title")}
+    return {kept["name"]: kept.get("title") for kept in facts["kept"]} | {request["name"]: request.get("title")}
 
 
 def counted_at(place: str, columns: str | None, encoder: Encoder, learned: RowHashes) -> list[dict[str, Any]]:
@@ -115,22 +115,22 @@ def counted_at(place: str, columns: str | None, encoder: Encoder, learned: RowHa
         for file in _probes_of(skill):
             rows = [(f"{file}, line {n}", row) for n, row in enumerate(rows_of_file(file), 1)]
             samples = samples_of(rows, source=str(file), mixed=True)
-            found, unfit = counted(file.stem, samples, encoder, measured=True)
+            counts, unfit = counted(file.stem, samples, encoder, measured=True)
             if len(unfit) == len(samples):
                 raise _unmeasured(next(iter(unfit.values())), len(samples))
             held = len(samples) - len(unfit)
-            found["also_learned"] = learned.shared_with(s for n, s in enumerate(samples) if n not in unfit)
-            parts.append({"name": file.stem, "source": place, "use": "measured", **found, "held_out": held, "unfit": [*unfit]})
+            counts["also_learned"] = learned.shared_with(s for n, s in enumerate(samples) if n not in unfit)
+            parts.append({"name": file.stem, "source": place, "use": "measured", **counts, "held_out": held, "unfit": [*unfit]})
         return parts
     samples = _samples(place, columns, MOST_ROWS + 1)
     more, samples = len(samples) > MOST_ROWS, samples[:MOST_ROWS]
-    found, unfit = counted(place, samples, encoder, measured=True)
+    counts, unfit = counted(place, samples, encoder, measured=True)
     _, probes = held_out(place, samples, unfit=unfit)
     if not probes:
         raise _unmeasured(next(iter(unfit.values())), len(samples))
     measured = samples_of(((place, row) for row in probes), source=place, mixed=True)
-    found |= {"held_out": len(probes), "more": more, "unfit": [*unfit], "also_learned": learned.shared_with(measured)}
-    return [{"name": name_of_data(place), "source": place, "use": "kept", **found}]
+    counts |= {"held_out": len(probes), "more": more, "unfit": [*unfit], "also_learned": learned.shared_with(measured)}
+    return [{"name": name_of_data(place), "source": place, "use": "kept", **counts}]
 
 
 def _samples(place: str, columns: str | None, limit: int) -> list[Sample]:
@@ -193,14 +193,14 @@ def _shares(part: LayerCore) -> Tensor:
 
 def write_joined_cores(folder: Path, cores: Mapping[str, JoinedCore], origin: Mapping[str, Any]) -> None:
     """Write joined cores, and beside them the energy of each thing on their directions."""
-    basis = in_float32({layer: each.core for layer, each in _one_each(cores).items()})
+    basis = in_float32({layer: joined.core for layer, joined in _one_each(cores).items()})
     write_cores(folder / CORES, {layer: basis[first] for layer, first in first_layers(cores).items()}, origin=origin)
     tensors = {}
-    for layer, each in _one_each(cores).items():
-        tensors[f"energy/{layer}"] = torch.stack([e.float() for e in each.energy.values()])
-        tensors[f"whole/{layer}"] = torch.tensor([each.before_cuts(name) for name in each.energy])
-        if each.turn is not None:
-            tensors[f"turn/{layer}"] = each.turn.float()
+    for layer, joined in _one_each(cores).items():
+        tensors[f"energy/{layer}"] = torch.stack([e.float() for e in joined.energy.values()])
+        tensors[f"whole/{layer}"] = torch.tensor([joined.before_cuts(name) for name in joined.energy])
+        if joined.turn is not None:
+            tensors[f"turn/{layer}"] = joined.turn.float()
     names = json.dumps(list(next(iter(cores.values())).energy))
     write_tensors(folder / ENERGIES, tensors, metadata={"names": names})
 
@@ -241,10 +241,10 @@ def _names(text: str, file: Path) -> list[str]:
 
 def capacity(cores: Mapping[str, JoinedCore]) -> dict[str, Any]:
     """Return how many directions are protected at the fullest layer input, and for how many more things there is room."""
-    layer = max(cores, key=lambda each: cores[each].core.k / cores[each].core.d)
+    layer = max(cores, key=lambda name: cores[name].core.k / cores[name].core.d)
     fullest = cores[layer].core
-    room = min(each.room for each in cores.values())
-    inputs = {name: [each.core.k, each.core.d - each.core.k] for name, each in _one_each(cores).items()}
+    room = min(joined.room for joined in cores.values())
+    inputs = {name: [joined.core.k, joined.core.d - joined.core.k] for name, joined in _one_each(cores).items()}
     return {"layer": layer, "used": fullest.k, "width": fullest.d, "limit": cores[layer].limit, "skills": room, "inputs": inputs}
 
 
@@ -253,17 +253,17 @@ def facts_of_joined(part: Kept, cores: Mapping[str, JoinedCore]) -> dict[str, An
     layers = part.facts.get("layers")
     if not layers:
         return part.facts
-    cut, found = 0, {}
+    cut, kept_layers = 0, {}
     for layer, facts in layers.items():
-        each = cores.get(layer)
-        if each is None or part.name not in each.energy:
-            found[layer] = facts
+        joined = cores.get(layer)
+        if joined is None or part.name not in joined.energy:
+            kept_layers[layer] = facts
             continue
-        lost = each.held(part.name) < each.before_cuts(part.name) - 1e-5
+        lost = joined.held(part.name) < joined.before_cuts(part.name) - 1e-5
         cut += lost
-        held = each.held(part.name) if lost or part.cores is not None else facts["retained_energy"]
-        found[layer] = facts | {"retained_energy": held}
-    return part.facts | {"layers": found, "cut": cut}
+        held = joined.held(part.name) if lost or part.cores is not None else facts["retained_energy"]
+        kept_layers[layer] = facts | {"retained_energy": held}
+    return part.facts | {"layers": kept_layers, "cut": cut}
 
 
 def rows_of_file(file: Path) -> list[dict[str, Any]]:

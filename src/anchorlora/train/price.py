@@ -166,8 +166,8 @@ def price_of(
     if request.compare:
         twin = [p.seconds for p in phases if p.what == "training" or p.what.endswith(" after")]
         phases.append(Phase("the same without protection", "", sum(twin)))
-    found = sizes(recipe, tasks=1, cumulative=False, folder=embedded.folder(request.base_model.model or "", "base_model"))
-    return Price(list(rows), tokens, steps, found.peak + found.host, device_name(session.loaded.device), phases)
+    memory = sizes(recipe, tasks=1, cumulative=False, folder=embedded.folder(request.base_model.model or "", "base_model"))
+    return Price(list(rows), tokens, steps, memory.peak + memory.host, device_name(session.loaded.device), phases)
 
 
 def _learned(part: Part) -> int:
@@ -200,7 +200,7 @@ def _kept(request: SkillRequest, encoder: Encoder, rows: Any) -> Iterator[Part]:
             user, answer = (OWN_TOKENS * share for share in WRITTEN)
             yield Part(SELF, max(1, request.own // OWN_SHARE), user, answer * chat, user * chat + answer, known=True)
     places = [*([request.after] if request.after else []), *(place for place in request.keep if place != SELF)]
-    unfit = {each["name"]: each.get("unfit", ()) for each in rows}
+    unfit = {row["name"]: row.get("unfit", ()) for row in rows}
     for place in places:
         for kept in kept_at(place, request.keep_columns, unfit):
             if kept.probes:
@@ -292,8 +292,8 @@ def _line(step: Callable[[int], float]) -> tuple[float, float]:
     """Return the seconds of a step, and of each row of it, through two points."""
     few, many = BATCH // 2, 2 * BATCH
     at_few, at_many = step(few), step(many)
-    each = max(0.0, (at_many - at_few) / (many - few))
-    return max(0.0, at_few - few * each), each
+    a_row = max(0.0, (at_many - at_few) / (many - few))
+    return max(0.0, at_few - few * a_row), a_row
 
 
 def _context(model: Any, session: Session) -> Any:

@@ -21,14 +21,14 @@ WITHOUT_INPUT = (
 
 def _as_it_stands(row: Row, *, asks: str, says: str) -> Sample:
     """Two texts, one after the other; or two lists of messages, of which the first may begin the answer."""
-    asked, said = row.alike(asks, says)
-    if isinstance(asked, str):
-        return row.plain(asked + said, given=len(asked))
-    if asked[-1]["role"] == said[0]["role"] == "assistant":
-        begun = asked[-1]["content"]  # one message, of which the prompt has the beginning
-        whole = {**asked[-1], **said[0], "content": begun + said[0]["content"]}
-        return row.chat((*asked[:-1], whole, *said[1:]), given=len(asked) - 1, continued=len(begun))
-    return row.chat((*asked, *said), given=len(asked))
+    prompt, answer = row.alike(asks, says)
+    if isinstance(prompt, str):
+        return row.plain(prompt + answer, given=len(prompt))
+    if prompt[-1]["role"] == answer[0]["role"] == "assistant":
+        begun = prompt[-1]["content"]  # one message, of which the prompt has the beginning
+        whole = {**prompt[-1], **answer[0], "content": begun + answer[0]["content"]}
+        return row.chat((*prompt[:-1], whole, *answer[1:]), given=len(prompt) - 1, continued=len(begun))
+    return row.chat((*prompt, *answer), given=len(prompt))
 
 
 def _instructed(row: Row, *, asks: str, says: str) -> Sample:
@@ -37,8 +37,8 @@ def _instructed(row: Row, *, asks: str, says: str) -> Sample:
         if row.has("system"):
             raise row.refusal(f"column system would not be learned; put it into {asks} as its first message")
         return _as_it_stands(row, asks=asks, says=says)
-    asked, said, further = row.value(asks, str), row.value(says, str), row.text("input") if asks == "instruction" else ""
-    turn = (_message("user", f"{asked}\n{further}" if further else asked), _message("assistant", said))
+    prompt, answer, further = row.value(asks, str), row.value(says, str), row.text("input") if asks == "instruction" else ""
+    turn = (_message("user", f"{prompt}\n{further}" if further else prompt), _message("assistant", answer))
     before = [_message("system", row.text("system"))] if row.has("system") else []
     for pair in row.value("history", list) if row.has("history") else ():
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
@@ -46,8 +46,8 @@ def _instructed(row: Row, *, asks: str, says: str) -> Sample:
         before += [_message("user", pair[0]), _message("assistant", pair[1])]
     if before or row.has("tools"):
         return row.chat((*before, *turn))
-    question = (WITH_INPUT if further else WITHOUT_INPUT).format(instruction=asked, input=further)
-    return Sample(row.place, turn, given=1, plain=Sample(row.place, question + said, given=len(question)))
+    question = (WITH_INPUT if further else WITHOUT_INPUT).format(instruction=prompt, input=further)
+    return Sample(row.place, turn, given=1, plain=Sample(row.place, question + answer, given=len(question)))
 
 
 def _message(role: str, content: str) -> Message:
