@@ -14,6 +14,7 @@ eight a step, AdamW at a constant 1e-3, rank 8.
     OPLoRA             a new block off the leading singular directions of the weights    .. --method oplora
     plain PEFT         the old adapter trained further, as PEFT's documentation shows
     replay 5 %         the same, with one old example for every twenty new ones
+    .. equal memory    the same, with what `keep old text` stores: 200 old prompts with answers and 200 passages, each once
     KL on own text     the same, with the KL divergence to the old model on texts that it writes itself
     OSF                PEFT's OSF on the merged model (q_proj and v_proj, its default rank), which trains full weights
 
@@ -35,12 +36,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, OSFConfig, PeftModel, get_peft_model
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers.utils import logging
 
 from anchorlora import METHODS
@@ -115,7 +118,8 @@ def tested(loaded: LoadedModel, model: Any, folder: Path) -> dict[str, Any]:
 
 
 def tokens(tokenizer: Any, row: dict[str, str]) -> tuple[list[int], list[int]]:
-    return tokenizer(row["prompt"]).input_ids, [*tokenizer(row["completion"]).input_ids, tokenizer.eos_token_id]
+    prompt, answer = (row["prompt"], row["completion"]) if "prompt" in row else ("", row["text"])
+    return tokenizer(prompt).input_ids, [*tokenizer(answer).input_ids, tokenizer.eos_token_id]
 
 
 def batches(tokenizer: Any, rows: Rows, seed: int) -> Iterator[list[tuple[list[int], list[int]]]]:
@@ -137,14 +141,23 @@ def padded(batch: Sequence[tuple[list[int], list[int]]], pad: int) -> dict[str, 
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
-def trained(model: Any, tokenizer: Any, rows: Rows, seed: int, extra: Callable[[int], Tensor] | None = None) -> float:
-    """One pass, as PEFT's documentation shows it.  Returns CPU seconds."""
+def example_mean(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean over examples of each one's loss per token: a passage counts as much as a label."""
+    losses = cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none")  # 0 where there is no label
+    return (losses.sum(1) / (labels[:, 1:] != -100).sum(1)).mean()
+
+
+def trained(
+    model: Any, tokenizer: Any, rows: Rows, seed: int, extra: Callable[[int], Tensor] | None = None, *, alike: bool = False
+) -> float:
+    """One pass, as PEFT's documentation shows it; with `alike`, each example counts alike.  Returns CPU seconds."""
     torch.manual_seed(seed)
     model.train()
     began = time.process_time()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE, weight_decay=0.0)
     for step, batch in enumerate(batches(tokenizer, rows, seed)):
-        loss = model(**padded(batch, tokenizer.pad_token_id)).loss
+        inputs = padded(batch, tokenizer.pad_token_id)
+        loss = example_mean(model(**inputs).logits, inputs["labels"]) if alike else model(**inputs).loss
         (loss if extra is None else loss + extra(step)).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -196,7 +209,7 @@ def by_us(
     return {"scores": scores, "cpu_seconds": clock.seconds, "bytes": stored, "protection": asdict(verdict.protection)}
 
 
-def further(folder: Path, seed: int, rows: Rows, *, kl: bool = False) -> dict[str, Any]:
+def further(folder: Path, seed: int, rows: Rows, *, kl: bool = False, alike: bool = False) -> dict[str, Any]:
     """The old adapter, trained further by PEFT alone."""
     loaded = load_base_model(settings())
     with warnings.catch_warnings():
@@ -207,7 +220,7 @@ def further(folder: Path, seed: int, rows: Rows, *, kl: bool = False) -> dict[st
         texts = own_text(model, loaded.tokenizer, count=OWN, seed=number(seed, "own text"), max_tokens=256)
         extra = divergence(model, loaded.tokenizer, [[*row["prompt_ids"], *row["completion_ids"]] for row in texts])
     prepared = time.process_time() - began
-    seconds = trained(model, loaded.tokenizer, rows, seed, extra)
+    seconds = trained(model, loaded.tokenizer, rows, seed, extra, alike=alike)
     stored = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
     return {"scores": tested(loaded, model, folder), "cpu_seconds": prepared + seconds, "bytes": stored}
 
@@ -252,6 +265,7 @@ def variants(folder: Path, seed: int) -> dict[str, Callable[[], dict[str, Any]]]
         "keep old text": lambda: by_us(folder, seed, "keep old text", keep=old),
         "keep self": lambda: by_us(folder, seed, "keep self", keep=("self",)),
         "replay 5 %": lambda: further(folder, seed, mixed),
+        "replay equal memory": lambda: further(folder, seed, [*new, *chain(*map(rows_of, map(Path, old)))], alike=True),
         "OSF": lambda: osf(folder, seed),
         "keep old text, same size": lambda: by_us(folder, seed, "same old text", keep=old, same_size=True),
         "keep self, same size": lambda: by_us(folder, seed, "same self", keep=("self",), same_size=True),
