@@ -134,7 +134,7 @@ def padded(batch: Sequence[tuple[list[int], list[int]]], pad: int) -> dict[str, 
     ids, labels = torch.full((len(batch), longest), pad), torch.full((len(batch), longest), -100)
     mask = torch.zeros(len(batch), longest, dtype=torch.long)
     for i, (prompt, answer) in enumerate(batch):
-        prompt = prompt[: longest - len(answer)]
+        prompt, answer = prompt[: max(0, longest - len(answer))], answer[:longest]
         whole = torch.tensor(prompt + answer)
         ids[i, : len(whole)], mask[i, : len(whole)] = whole, 1
         labels[i, len(prompt) : len(whole)] = torch.tensor(answer)
