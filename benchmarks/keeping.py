@@ -18,8 +18,8 @@ eight a step, AdamW at a constant 1e-3, rank 8.
     KL on own text     the same, with the KL divergence to the old model on texts that it writes itself
     OSF                PEFT's OSF on the merged model (q_proj and v_proj, its default rank), which trains full weights
 
-Run: ANCHORLORA_SHARED=FOLDER python -m benchmarks.keeping OUT [SEED ..]; called again, only what is missing. OUT/*.json are the
-results: copied to results/keeping, tools/results_keeping.py makes tables of them. With ANCHORLORA_TARGETS=all-linear, every
+Run: ANCHORLORA_SHARED=FOLDER python -m benchmarks.keeping OUT [SEED ..]; called again, only what is missing. OUT SEED NAME carries
+out one variant, also one of `without` (fold-16 with a part changed or left out). OUT/*.json are the results: copied to results/keeping, tools/results_keeping.py makes tables of them. With ANCHORLORA_TARGETS=all-linear, every
 adapter is on all linear layers, the old one, too; those results are in results/keeping-linear.
 """
 
@@ -36,6 +36,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,11 @@ from transformers.utils import logging
 from anchorlora import METHODS
 from anchorlora.adapters import attach
 from anchorlora.config import BaseModelSettings
+from anchorlora.constraints import GradientStart, KroneckerBrake, ProjectDisplacement, Retract, SensitiveCore
 from anchorlora.continual.callback import RunCallback, TaskState
 from anchorlora.continual.seeds import number
 from anchorlora.data import Benchmark, TextFiles, TextSource
+from anchorlora.methods import Method, MethodTable, PerTask
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.models.own_text import own_text
 from anchorlora.models.session import Session
@@ -190,8 +193,10 @@ def old_adapter(folder: Path, seed: int) -> Path:
 
 
 def by_us(
-    folder: Path, seed: int, name: str, *, keep: Sequence[str], method: str | None = None, same_size: bool = False
+    folder: Path, seed: int, name: str, *, keep: Sequence[str], method: str | Method | None = None, same_size: bool = False
 ) -> dict[str, Any]:
+    methods = METHODS if method is None or isinstance(method, str) else MethodTable({**METHODS, method.name: method})
+    method = method.name if isinstance(method, Method) else method
     given: dict[str, Any] = {
         "base_model": settings().model_dump(), "data": str(folder / "agnews-train.jsonl"),
         "test": str(folder / "agnews-test.jsonl"), "name": "agnews", "old_adapter": str(old_adapter(folder, seed)),
@@ -199,12 +204,12 @@ def by_us(
         "settings": {name: value for name, value in SAME.items() if name != "targets"},
     }  # fmt: skip
     out = folder / f"{name.replace(' ', '-')}-{seed}"
-    request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
+    request = skill_request(given, same_size=same_size, method=method, methods=methods)
     clock = Clock()
-    verdict = train_skill(request, out, methods=METHODS, callbacks=[clock])
+    verdict = train_skill(request, out, methods=methods, callbacks=[clock])
     loaded = load_base_model(settings())
     scores = tested(loaded, attach(loaded.model, out / "adapter"), folder)
-    read = out / "skill/before" / (MEMORY if METHODS[request.method].reads_past else CORES)
+    read = out / "skill/before" / (MEMORY if methods[request.method].reads_past else CORES)
     stored = (out / "adapter/adapter_model.safetensors").stat().st_size + (read.stat().st_size if read.exists() else 0)
     return {"scores": scores, "cpu_seconds": clock.seconds, "bytes": stored, "protection": asdict(verdict.protection)}
 
@@ -278,6 +283,18 @@ def variants(folder: Path, seed: int) -> dict[str, Callable[[], dict[str, Any]]]
     }
 
 
+def without(folder: Path, seed: int) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What limits fold-16: the row `keep old text fold-16` with one part changed or left out."""
+    fold, old = METHODS["fold-16"], [str(folder / f"{name}-kept.jsonl") for name in ("dbpedia", "text")]
+    core = {SensitiveCore, Retract, ProjectDisplacement}
+    left_out = {"brake": {KroneckerBrake}, "start": {GradientStart}, "core": core}
+    made = {f"without {words}": tuple(p for p in fold.constraints if type(p) not in parts) for words, parts in left_out.items()}
+    made["strength 10"] = tuple(KroneckerBrake(10.0) if type(p) is KroneckerBrake else p for p in fold.constraints)
+    methods = {f"fold-16 {words}": Method(f"fold-16-{words.replace(' ', '-')}", fold.plan, parts) for words, parts in made.items()}
+    methods |= {"fold-16 without fold": Method("fold-16-without-fold", PerTask(), fold.constraints), "fold-16 now": fold}
+    return {name: partial(by_us, folder, seed, name, keep=old, method=method) for name, method in methods.items()}
+
+
 def before(folder: Path, seed: int) -> dict[str, Any]:
     loaded = load_base_model(settings())
     return {"scores": tested(loaded, attach(loaded.model, old_adapter(folder, seed)), folder), "bytes": 0}
@@ -300,7 +317,7 @@ def one(out: Path, seed: int, name: str) -> None:
     if name == OLD:
         old_adapter(out / "work", seed)
         return
-    found = slim(variants(out / "work", seed)[name]())
+    found = slim((variants(out / "work", seed) | without(out / "work", seed))[name]())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     place_of(out, seed, name).write_text(json.dumps({"variant": name, "seed": seed, "peak": peak, **found}) + "\n")
     means = {task: {k: sum(v) / len(v) for k, v in columns.items()} for task, columns in found["scores"].items()}
