@@ -19,8 +19,9 @@ eight a step, AdamW at a constant 1e-3, rank 8.
     OSF                PEFT's OSF on the merged model (q_proj and v_proj, its default rank), which trains full weights
 
 Run: ANCHORLORA_SHARED=FOLDER python -m benchmarks.keeping OUT [SEED ..]; called again, only what is missing. OUT SEED NAME carries
-out one variant, also one of `without` (fold-16 with a part changed or left out). OUT/*.json are the results: copied to results/keeping, tools/results_keeping.py makes tables of them. With ANCHORLORA_TARGETS=all-linear, every
-adapter is on all linear layers, the old one, too; those results are in results/keeping-linear.
+out one variant, also one of `without` (fold-16 with a part changed or left out). OUT/*.json are the results: copied to
+results/keeping, tools/results_keeping.py makes tables of them. With ANCHORLORA_TARGETS=all-linear, every adapter is on all linear
+layers, the old one, too; those results are in results/keeping-linear.
 """
 
 from __future__ import annotations
