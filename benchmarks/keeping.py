@@ -145,10 +145,16 @@ def padded(batch: Sequence[tuple[list[int], list[int]]], pad: int) -> dict[str, 
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
-def example_mean(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean over examples of each one's loss per token: a passage counts as much as a label."""
-    losses = cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none")  # 0 where there is no label
-    return (losses.sum(1) / (labels[:, 1:] != -100).sum(1)).mean()
+def example_mean(model: Any, batch: Sequence[tuple[list[int], list[int]]], pad: int) -> Tensor:
+    """The mean over examples of each one's loss per token; passages go by themselves, so that nothing is padded to their length."""
+    total = torch.tensor(0.0)
+    for part in ([pair for pair in batch if pair[0]], [pair for pair in batch if not pair[0]]):
+        if part:
+            inputs = padded(part, pad)
+            logits, labels = model(**inputs).logits[:, :-1], inputs["labels"][:, 1:]
+            losses = cross_entropy(logits.transpose(1, 2), labels, reduction="none")  # 0 where there is no label
+            total = total + (losses.sum(1) / (labels != -100).sum(1)).sum()
+    return total / len(batch)
 
 
 def trained(
@@ -160,8 +166,8 @@ def trained(
     began = time.process_time()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE, weight_decay=0.0)
     for step, batch in enumerate(batches(tokenizer, rows, seed)):
-        inputs = padded(batch, tokenizer.pad_token_id)
-        loss = example_mean(model(**inputs).logits, inputs["labels"]) if alike else model(**inputs).loss
+        pad = tokenizer.pad_token_id
+        loss = example_mean(model, batch, pad) if alike else model(**padded(batch, pad)).loss
         (loss if extra is None else loss + extra(step)).backward()
         optimizer.step()
         optimizer.zero_grad()
