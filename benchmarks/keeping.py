@@ -57,7 +57,7 @@ from anchorlora.continual.seeds import number
 from anchorlora.data import Benchmark, TextFiles, TextSource
 from anchorlora.methods import Method, MethodTable, PerTask
 from anchorlora.models.load import LoadedModel, load_base_model
-from anchorlora.models.own_text import own_text
+from anchorlora.models.own_text import OWN_TOKENS, own_text
 from anchorlora.models.session import Session
 from anchorlora.store.files import write_lines
 from anchorlora.train import train_skill
@@ -237,6 +237,24 @@ def further(folder: Path, seed: int, rows: Rows, *, kl: bool = False, alike: boo
     return {"scores": tested(loaded, model, folder), "cpu_seconds": prepared + seconds, "bytes": stored}
 
 
+def own_texts(folder: Path, seed: int) -> dict[str, Any]:
+    """Which texts that the old model writes for `--keep self` have the form of the benchmark's prompts, see `form`."""
+    loaded = load_base_model(settings())
+    model = attach(loaded.model, old_adapter(folder, seed))
+    rows = own_text(model, loaded.tokenizer, count=OWN, seed=number(seed, "own text"), max_tokens=OWN_TOKENS)
+    write_lines(folder / f"own-text-{seed}.jsonl", rows)
+    return {"scores": {"own text": [{"metrics": form(row["text"])} for row in rows]}, "bytes": 0}
+
+
+def form(text: str) -> dict[str, float]:
+    """1 for each form that a text has: any task's prompt, that of the old or the new task, or its lines without the head."""
+    first, _, rest = text.partition("\n")
+    prompt = first.startswith("Task:") and rest.startswith("Dataset:")
+    named = {task: prompt and rest.partition("\n")[0].removeprefix("Dataset:").strip() == task for task in ("dbpedia", "agnews")}
+    lines = not prompt and any(line.startswith(("Title:", "Text:", "Question:", "Answer:")) for line in text.splitlines())
+    return {name: float(found) for name, found in {"benchmark": prompt, **named, "lines": lines}.items()}
+
+
 def divergence(model: Any, tokenizer: Any, texts: list[list[int]]) -> Callable[[int], Tensor]:
     """KL(old model | model) per token, on eight texts a step."""
     teacher = copy.deepcopy(model).eval().requires_grad_(False)
@@ -279,6 +297,7 @@ def variants(folder: Path, seed: int) -> dict[str, Callable[[], dict[str, Any]]]
         "replay 5 %": lambda: further(folder, seed, mixed),
         "replay equal memory": lambda: further(folder, seed, [*new, *chain(*map(rows_of, map(Path, old)))], alike=True),
         "OSF": lambda: osf(folder, seed),
+        "own text": lambda: own_texts(folder, seed),
         "keep old text, same size": lambda: by_us(folder, seed, "same old text", keep=old, same_size=True),
         "keep self, same size": lambda: by_us(folder, seed, "same self", keep=("self",), same_size=True),
         "keep old text sensitive-core": lambda: by_us(folder, seed, "sensitive old text", keep=old, method="sensitive-core"),
@@ -328,7 +347,7 @@ def one(out: Path, seed: int, name: str) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     place_of(out, seed, name).write_text(json.dumps({"variant": name, "seed": seed, "peak": peak, **found}) + "\n")
     means = {task: {k: sum(v) / len(v) for k, v in columns.items()} for task, columns in found["scores"].items()}
-    said = "  ".join(f"{task} {100 * next(iter(m.values())):.1f} % {m['loss']:.3f}" for task, m in means.items())
+    said = "  ".join(f"{task} {100 * next(iter(m.values())):.1f} % {m.get('loss', 0):.3f}" for task, m in means.items())
     print(f"{seed} {name:25} {said}  {found.get('cpu_seconds', 0):.0f} CPU seconds, {peak / 1e6:.0f} MB", flush=True)
 
 
