@@ -207,7 +207,7 @@ def by_us(
     given: dict[str, Any] = {
         "base_model": settings().model_dump(), "data": str(folder / "agnews-train.jsonl"),
         "test": str(folder / "agnews-test.jsonl"), "name": "agnews", "old_adapter": str(old_adapter(folder, seed)),
-        "keep": tuple(keep), "own": OWN, "seed": seed, "targets": TARGETS,
+        "keep": tuple(keep), "own": OWN, "seed": seed,
         "settings": {name: value for name, value in SAME.items() if name != "targets"},
     }  # fmt: skip
     out = folder / f"{name.replace(' ', '-')}-{seed}"
