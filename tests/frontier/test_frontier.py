@@ -36,6 +36,7 @@ def record(row, skill, seed, rate, points):
         "data": "none",
         "stored_bytes": 1,
         "kept_bytes": 0,
+        "peak_bytes": 1,
         "points": [
             {
                 "epoch": epoch,
@@ -44,7 +45,7 @@ def record(row, skill, seed, rate, points):
                 "cpu_seconds": {"training": 1.0},
                 "new": list(new),
                 "old": {"facts": list(facts), "nothing": [0.0] * 4},
-                "kl": {"chats": [0.1], "passages": [0.1]},
+                "kl": {"chats": [0.1], "passages": [0.1], "new": [0.1]},
             }
             for (epoch, scale), (new, facts) in points.items()
         ],

@@ -161,7 +161,10 @@ def protect(
                 for c in active:
                     c.begin(step)
             beside = _beside(inner, anchor, also_training, check_every=check_every, step=step)
-            with _noted(steps, active), beside as active.beside:  # no `try` here: at its line, no other one would be in force
+            with (
+                _annotate_exceptions(steps, active),
+                beside as active.beside,
+            ):  # no `try` here: at its line, no other one would be in force
                 yield active
             active.beside = None
             steps.settle()
@@ -281,7 +284,7 @@ def _release(
 
 
 @contextmanager
-def _noted(steps: _StepHooks, active: Protection) -> Iterator[None]:
+def _annotate_exceptions(steps: _StepHooks, active: Protection) -> Iterator[None]:
     """After an exception in the block, add to it what a last verification finds."""
     try:
         yield

@@ -19,6 +19,7 @@ S holds the singular values of s B A, strongest first; no other matrix of rank R
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -160,9 +161,8 @@ class Factors:
 
     def copy(self) -> Factors:
         """Return detached copies of both factors."""
-        import torch
-
-        with torch.inference_mode(False):  # whatever the caller does, a constraint such as Retract writes to them
+        # whatever the caller does, a constraint such as Retract writes to them
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             return Factors(self.A.detach().clone(), self.B.detach().clone(), self.scale)
 
     def whole(self) -> Factors:
