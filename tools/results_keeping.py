@@ -250,7 +250,7 @@ def price() -> str:
 
 CHAINS = {  # by the folder and the variant of the records
     ("first-command", "plain-chain"): "plain LoRA, trained further",
-    ("first-command", "rival-chain"): "`--method replay`, with the earlier skills' examples",
+    ("first-command", "rival-chain"): "`--method replay`, with the earlier skills' examples (40 test examples each)",
     ("first-command", "fold-16-chain"): "`--method fold-16`",
     ("first-command", "command-chain"): "the default, `fold-64`",
     ("first-command", "fold-64-replay-chain"): "`--method fold-64-replay`",
@@ -271,14 +271,16 @@ def chain_records(folder: str, variant: str) -> list[list[dict[str, Any]]]:
 def chain_in_words() -> str:
     """What three skills in a row leave of the first two, by the default and by plain LoRA."""
     ends = []
-    for variant in ("command-chain", "plain-chain"):
+    for variant in ("plain-chain", "command-chain"):
         chains = chain_records("first-command", variant)
         taught = [mean([mean(chain[-1]["skills"][skill]) for chain in chains]) for skill in chains[0][-1]["skills"]]
         ends.append((", ".join(f"{100 * right:.0f}" for right in taught), seeds_in_words(len(chains))))
-    (ours, seeds), (plain, others) = ends
+    (plain, others), (ours, seeds) = ends
+    sizes = [record["stored_bytes"] / 1e6 for record in chains[0]]
     return (
         f"Three skills in a row (`--after`): {ours} % of the three at the end ({seeds}), "
-        f"plain LoRA trained further {plain} % ({others})."
+        f"plain LoRA trained further {plain} % ({others}). Of the first skill, {first_kept(chains).replace(' ', ' % ', 1)} is kept, "
+        f"and the adapter grows from {sizes[0]:.0f} to {sizes[-1]:.0f} MB."
     )
 
 

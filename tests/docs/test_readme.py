@@ -56,7 +56,7 @@ def test_the_page_for_a_package_index_has_the_same_first_lines_chooser_and_loop(
 
 
 def test_what_was_not_run_is_named():
-    assert "mini_trainer's OSFT and TRL's SDFT were not run" in README
+    assert "mini_trainer's OSFT was not run" in README
 
 
 def test_the_picture_shows_an_unprotected_and_a_protected_method_on_a_light_card():
