@@ -279,7 +279,8 @@ def chain_in_words() -> str:
     sizes = [record["stored_bytes"] / 1e6 for record in chains[0]]
     return (
         f"Three skills in a row (`--after`): {ours} % of the three at the end ({seeds}), "
-        f"plain LoRA trained further {plain} % ({others}). Of the first skill, {first_kept(chains).replace(' ', ' % ', 1)} is kept, "
+        f"plain LoRA trained further {plain} % ({others}). "
+        f"Of the first skill, {first_kept(chains).replace(' ', ' % ', 1)} is kept, "
         f"and the adapter grows from {sizes[0]:.0f} to {sizes[-1]:.0f} MB."
     )
 
