@@ -19,7 +19,6 @@ S holds the singular values of s B A, strongest first; no other matrix of rank R
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -161,9 +160,10 @@ class Factors:
 
     def copy(self) -> Factors:
         """Return detached copies of both factors."""
-        # whatever the caller does, a constraint such as Retract writes to them
-        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-            return Factors(self.A.detach().clone(), self.B.detach().clone(), self.scale)
+        if torch.is_inference_mode_enabled():  # whatever the caller does, a constraint such as Retract writes to them
+            with torch.inference_mode(False):
+                return self.copy()
+        return Factors(self.A.detach().clone(), self.B.detach().clone(), self.scale)
 
     def whole(self) -> Factors:
         """Return both factors as whole tensors.  Gathers factors that are split over processes, so all processes must call it."""

@@ -213,7 +213,7 @@ def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[s
         subject.repair()
         clock = {name: round(value, 2) for name, value in {**clocks[-1], "repair": time.process_time() - began}.items()}
         points = [{"epoch": EPOCHS, "scale": 1.0, "norm": round(subject.norm(), 5), "cpu_seconds": clock, **measures.of(skill)}]
-    return {**facts, "peak_bytes": max(peaks) - before, "points": points}
+    return {**facts, "peak_bytes": max(0, max(peaks) - before), "points": points}
 
 
 def peak_bytes() -> int:
