@@ -196,10 +196,8 @@ class Collector:
             self.heard = True
             inputs: Tensor = args[0]
             if layer not in self.stores:
-                read = (
-                    id(inputs),
-                    float(inputs.sum()) if inputs.is_inference() else inputs._version,
-                )  # a model may add to it in place
+                written = float(inputs.sum()) if inputs.is_inference() else inputs._version  # a model may add to it in place
+                read = (id(inputs), written)
                 known = self.readers.get(read)
                 self.stores[layer] = known[1] if known else layer
                 self.readers[read] = (inputs, self.stores[layer])  # a reference keeps the id unique

@@ -430,7 +430,7 @@ def _train_on_own_answers(
     most: int,
     at_epoch: Callable[[int, Mapping[str, float]], None],
 ) -> dict[str, Any]:
-    # TRL's loss, teacher (the base model) and words before the example; an answer a prompt, as the authors do; warm-up as `train`
+    """Train as TRL's SDFT does: its loss, teacher (the base model), and words before the example; one answer a prompt."""
     try:
         from trl.experimental.sdft import SDFTConfig, SDFTTrainer
     except ImportError:
