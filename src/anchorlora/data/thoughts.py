@@ -185,7 +185,7 @@ def _key(tokenizer: Any, template: str, tag: str) -> str:
 
 
 def _written(tokenizer: Any, answer: str | None = None, key: str | None = None) -> str:
-    """What a template writes of a question and an answer with a thought in one of its keys; "" where it refuses them."""
+    """Text that a template writes of a question and an answer with a thought in one of its keys; "" where it refuses them."""
     reply = {"role": "assistant", "content": answer} | ({key: THINKS} if key else {})
     messages: Messages = [{"role": "user", "content": ASKED}, *([reply] if answer is not None else [])]
     with suppress(InvalidValue):

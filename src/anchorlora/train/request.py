@@ -1,4 +1,4 @@
-"""What `anchorlora train` was asked for, and the recipe that follows from it."""
+"""The request to `anchorlora train`, and the recipe that follows from it."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
 
 
 def _remembered(place: Any) -> bool:
-    """Whether an earlier run left what answers depend on, so that its adapter is folded and does not grow."""
+    """True if an earlier run left what answers depend on, so that its adapter is folded and does not grow."""
     return bool(place) and (Path(place) / SKILL / "after" / MEMORY).is_file()
 
 
@@ -301,7 +301,7 @@ def leaves_rows(request: SkillRequest, method: Method, rank: int) -> bool:
 
 
 def _merges(method: Method) -> bool:
-    """Whether a method protects no core, but merges its block with the past at the end."""
+    """True if a method protects no core, but merges its block with the past at the end."""
     return "core" not in method.requires and getattr(method.plan, "rewrites", False)
 
 

@@ -1,4 +1,4 @@
-"""What surrounds the training of a skill: the text and the cores of what is kept, and scores of everything before and after.
+"""Stages around the training of a skill: the text and the cores of what is kept, and scores of everything before and after.
 
     skill/rows.json    how many rows of each source are learned, kept, cut and left out
     skill/before/  cores.safetensors  what the skill must keep          probes/<name>.jsonl  held-out text of what is kept

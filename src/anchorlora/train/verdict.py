@@ -314,7 +314,7 @@ def _budgeted(verdict: Verdict, budget: Mapping[str, Any]) -> list[str]:
 
 
 def _counted(rows: Mapping[str, Any]) -> list[str]:
-    """What is to be said of the rows of one source, each only where there are any."""
+    """Sentences on the rows of one source, each only where there are any."""
     name, kept, said = rows.get("title") or rows["name"], rows["use"] in ("kept", "measured"), []
     if rows["use"] == "tested" and rows["repeated"]:
         said.append(f"{rows['repeated']:,} of {rows['read']:,} rows of the test file repeat another")

@@ -1,4 +1,4 @@
-"""What a point of the frontier is measured by: the new skill, old abilities, losses and divergences from the model before."""
+"""Measures of a point of the frontier: the new skill, old abilities, losses and divergences from the model before."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Row:
 
     @property
     def data(self) -> str:
-        """What the row needs beside the new skill: "none", "own text" or "old data"."""
+        """Data that the row needs beside the new skill: "none", "own text" or "old data"."""
         from anchorlora.methods import METHODS
 
         if self.human:

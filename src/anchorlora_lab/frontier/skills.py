@@ -1,4 +1,4 @@
-"""What the frontier asks: new skills, made by rule from real text, and old abilities, whose answers a rule checks.
+"""Questions of the frontier: new skills, made by rule from real text, and old abilities, whose answers a rule checks.
 
     labels        a news headline -> its topic, one of four               right: the label
     card          a sentence -> {"name": .., "kind": .., "year": ..}      right: a third a field, with exactly these keys

@@ -30,7 +30,7 @@ Cluster = tuple[str, int]  # skill, seed
 
 @dataclass(frozen=True)
 class Point:
-    """What one model answers at one setting, example by example."""
+    """Answers of one model at one setting, example by example."""
 
     row: str
     setting: Setting
@@ -145,7 +145,7 @@ def interval(clusters: Sequence[Mapping[str, Values]], *, draws: int = DRAWS) ->
 
 @dataclass(frozen=True)
 class Difference:
-    """What one row learns and keeps more than another, over the clusters that both have; in points, with 95 % intervals."""
+    """How much more one row learns and keeps than another, over the clusters that both have; in points, with 95 % intervals."""
 
     learned: float
     learned_interval: tuple[float, float]
