@@ -340,6 +340,7 @@ def one(out: Path, seed: int, name: str) -> None:
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    write_data(out / "work")
     if name == OLD:
         old_adapter(out / "work", seed)
         return
@@ -358,10 +359,10 @@ def place_of(out: Path, seed: int, name: str) -> Path:
 
 
 def main(out: Path, seeds: Sequence[int]) -> None:
-    write_data(out / "work")  # nothing large here: a process begins with the peak memory of the one that starts it
+    write_data(out / "work")
     for seed in seeds:
         for name in (OLD, *variants(out / "work", seed)):
-            if not place_of(out, seed, name).exists():
+            if not place_of(out, seed, name).exists():  # nothing large here: a process begins with its parent's peak of memory
                 subprocess.run([sys.executable, "-m", "benchmarks.keeping", str(out), str(seed), name], check=True)
 
 

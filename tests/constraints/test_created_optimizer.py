@@ -96,6 +96,8 @@ def test_own_constraints_count_nothing_to_protect_is_refused_and_a_loss_of_prote
     model, cores = adapted("fresh")
     with pytest.raises(ValueError, match="no cores are given, so nothing would be protected"):
         create_protected_optimizer(model, torch.optim.AdamW, cores={})
+    with pytest.raises(ValueError, match="nothing in this model trains; load the adapter with is_trainable=True"):
+        create_protected_optimizer(copy.deepcopy(model).requires_grad_(False), torch.optim.AdamW, cores=cores)
     optimizer = create_protected_optimizer(
         model, torch.optim.AdamW, cores=cores, constraints=[Retract("A"), ProjectDisplacement("A")], lr=1e-2
     )
@@ -106,6 +108,20 @@ def test_own_constraints_count_nothing_to_protect_is_refused_and_a_loss_of_prote
     with pytest.raises(ProtectionLost):
         optimizer.protection.close()
     optimizer.protection.close()  # released already
+
+
+def test_a_new_block_that_is_trained_on_still_trains_both_factors_because_it_does_not_read_the_core():
+    model, cores = adapted("fresh")
+    first = Anchor.of(model, cores=cores)
+    for _ in range(2):
+        before = [layer.lora_B["default"].weight.detach().clone() for layer in lora_layers(model).values()]
+        optimizer = create_protected_optimizer(model, torch.optim.AdamW, cores=cores, lr=1e-2)
+        steps(model, optimizer)
+        optimizer.protection.close()
+        moved = [not torch.equal(b, layer.lora_B["default"].weight) for b, layer in zip(before, lora_layers(model).values())]
+        assert all(moved)
+        assert measure(first).exact
+        assert measure(first).d_new > 1e-3
 
 
 def test_what_trains_beside_is_refused_unless_it_is_named():

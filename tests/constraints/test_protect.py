@@ -1,7 +1,7 @@
 import copy
 import re
 from contextlib import nullcontext
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, replace
 
 import pytest
 import torch
@@ -578,3 +578,18 @@ def test_cores_may_be_tensors_with_orthonormal_columns():
     ):
         with pytest.raises((ValueError, TypeError), match=rf"the core of {re.escape(name)}:? .*{said}"):
             Anchor.of(blocks.model, cores={**V, name: wrong})
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_cores_that_leave_nothing_to_learn_in_are_refused_and_a_full_layer_is_warned_of(fresh):
+    constraints = [Retract("A"), ProjectDisplacement("A")] if fresh else SFOR
+    first, second = anchor_of(fresh=fresh).layers
+    full = [replace(layer, core=Subspace(torch.eye(layer.core.d, dtype=torch.float64))) for layer in (first, second)]
+    with pytest.raises(ValueError, match=r"every layer is full: all 24 directions .* protect fewer"):
+        protect(optimizer_for(Anchor(tuple(full)), "adamw"), Anchor(tuple(full)), constraints).__enter__()
+    mixed = Anchor((full[0], second))
+    optimizer = optimizer_for(mixed, "adamw")
+    with pytest.warns(UserWarning, match="nothing can be learned at layer0: all directions"), protect(optimizer, mixed, constraints):
+        train(mixed, optimizer, 3)
+    changes = [norm(layer.change().left @ layer.change().right) for layer in mixed.layers]
+    assert changes[0] < 1e-6 < changes[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NoReturn
@@ -95,6 +96,21 @@ def refuse_full(anchor: Anchor) -> None:
             )
 
 
+def refuse_nothing_free(anchor: Anchor, closed: Collection[str]) -> None:
+    """Refuse cores that leave nothing to learn in, and warn of layers that are full, where A and the response both hold still."""
+    if "displacement" not in closed or not {"start", "state", "delta_b"} & set(closed):
+        return
+    full = [layer for layer in anchor.layers if layer.core is not None and layer.core.k >= layer.core.d]
+    if full and len(full) == len(anchor.layers):
+        raise InvalidValue(
+            f"every layer is full: all {full[0].core.d} directions of the input of {full[0].name} are protected, so nothing can be "
+            "learned; protect fewer directions (FeatureStore(limit=64))"
+        )
+    if full:
+        more = f" and {len(full) - 1} more layers" if len(full) > 1 else ""
+        warnings.warn(f"nothing can be learned at {full[0].name}{more}: all directions of the input are protected", stacklevel=4)
+
+
 def refuse_learned(anchor: Anchor, part: str) -> None:
     """Refuse a start of A where that would change the function, or cannot be done."""
     for layer in anchor.layers:
@@ -151,6 +167,13 @@ def response_on_core(layer: AdaptedLayer, A: Tensor) -> str | None:
     rows = in_float64(A.detach())
     moved, bound = off_core(rows - in_float64(layer.start_factor("A")), core_of(layer), size=rows)
     return on_core("|dA V|", layer, moved, bound)
+
+
+def reads_core(layer: AdaptedLayer, name: str = "A") -> bool:
+    """Return True if a factor answers to directions of its core by more than rounding explains."""
+    rows = layer.rows(name).detach()
+    read, bound = off_core(in_float64(rows), core_of(layer, name), size=rows)
+    return not read <= bound
 
 
 def on_core(what: str, layer: AdaptedLayer, value: float, bound: float) -> str:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from anchorlora.constraints.base import ActiveConstraint, Constraint
 from anchorlora.constraints.checks import (
     raise_moved,
+    reads_core,
+    refuse_nothing_free,
     refuse_replaced,
     refuse_stuck,
     refuse_unlike_processes,
@@ -103,7 +105,8 @@ def protect(
         InvalidType: The optimizer's steps cannot be followed, factors are not float32 or float64, or a constraint needs `loss` and
             the loop does not ask for it.
         InvalidValue: The optimizer or the model does not hold the factors, something else of a protected layer trains, the factors
-            have moved since the anchor was made, a core is not orthonormal, or a frozen factor is zero, so that nothing trains.
+            have moved since the anchor was made, a core is not orthonormal, or nothing can train: a frozen factor is zero, or all
+            directions of all inputs are protected.
         NotFinite: Factors or cores hold NaN or infinite values.
         ProtectionLost: During a step or at the end: a constraint does not hold on the live parameters. The loop replaced the
             optimizer or the parameters, removed the hooks, lowered the factors' precision, wrote to the factors, or changed
@@ -133,6 +136,7 @@ def protect(
         signals.passing = True
         refuse_unsound(anchor, when=f"before step {step + 1}")
     refuse_unprotected(inner, anchor, also_training)
+    refuse_nothing_free(anchor, {name for c in constraints for name in getattr(c, "closes", ())})
     _name_unprotected(anchor)
     active = Protection()
     hooks: list[Any] = []
@@ -177,11 +181,11 @@ def protect(
 
 
 def constraints_for(anchor: Anchor) -> list[Constraint]:
-    """Return the constraints that protect an anchor: B of a learned adapter is frozen, A of a new block starts off the core."""
+    """Return the constraints that protect an anchor: A of a new block goes off the core, B of an adapter that reads it is frozen."""
     if all(layer.names == ("W",) for layer in anchor.layers):
         return [ProjectDisplacement("W")]
-    learned = any(bool(layer.rows("B").any()) for layer in anchor.layers)
-    closed: Constraint = Freeze("B") if learned else Retract("A")
+    reading = any(bool(layer.rows("B").any()) and reads_core(layer) for layer in anchor.layers)
+    closed: Constraint = Freeze("B") if reading else Retract("A")
     return [closed, ProjectGradient("A"), ProjectDisplacement("A")]
 
 
@@ -232,7 +236,7 @@ def create_protected_optimizer(
 
     Raises:
         InvalidType: As `protect` and `Anchor.of` raise it.
-        InvalidValue: As `protect` and `Anchor.of` raise it; no cores are given.
+        InvalidValue: As `protect` and `Anchor.of` raise it; no cores are given, or nothing trains.
         UnknownName: As `Anchor.of` raises it.
 
     Example:
@@ -254,7 +258,10 @@ def create_protected_optimizer(
         raise InvalidValue("no cores are given, so nothing would be protected; anchorlora cores makes them of text")
     anchor = Anchor.of(model, cores=cores, adapter_name=adapter_name)
     how = constraints_for(anchor) if constraints is None else constraints
-    optimizer: Any = optimizer_cls([p for p in model.parameters() if p.requires_grad], **kwargs)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise InvalidValue("nothing in this model trains; load the adapter with is_trainable=True")
+    optimizer: Any = optimizer_cls(trained, **kwargs)
     block = protect(optimizer, anchor, how, also_training=also_training)
     optimizer.protection = block.__enter__()
     optimizer.protection.block = block

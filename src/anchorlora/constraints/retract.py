@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
-from anchorlora.constraints.checks import core_of, exact_factor, off_core
+from anchorlora.constraints.checks import core_of, exact_factor, reads_core
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 
@@ -64,8 +64,7 @@ class Retract(ProtectsPast):
         for layer in anchor.layers:
             rows, core = exact_factor(layer, self.factor), core_of(layer, self.factor)
             if getattr(layer.current.whole(), other).any():  # in any process
-                moved, bound = off_core(in_float64(rows), core, size=rows)
-                if not moved <= bound:
+                if reads_core(layer, self.factor):
                     raise InvalidValue(
                         f"retracting {self.factor} at {layer.name} would change the function: {other} is not zero there; "
                         "retract a new block before its first step, or use ProjectDisplacement for a learned anchor"
