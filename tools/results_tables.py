@@ -177,7 +177,8 @@ def examples(where: str) -> str:
     low, high = interval_over_examples([pair.one for pair in pairs], [pair.other for pair in pairs], name=score)
     change = mean([pair.change(score) for pair in pairs])
     many = "one pair of runs" if len(pairs) == 1 else f"{len(pairs)} pairs of runs"
-    place = "every-method-on-one-order" if "@" in folder else row_of(folder, one, other, score)
+    place = row_of(folder, one, other, score)
+    place = "every-method-on-one-order" if "@" in folder else "what-is-kept" if "+" in folder else place
     return f"[{score} {change:+.1f} ({low:+.1f} to {high:+.1f} over test examples, {many})](#{place})"
 
 

@@ -11,6 +11,7 @@ from anchorlora import Subspace
 from anchorlora.cli.app import main
 from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import read_origin
+from anchorlora.geometry import LayerCore
 from anchorlora.geometry.subspace import TokenRows
 from audited import write_pair
 
@@ -50,6 +51,14 @@ def test_what_makes_no_file_of_cores_is_refused_and_nothing_is_written(cores, or
     with pytest.raises((TypeError, ValueError), match=said):
         write_cores(tmp_path / "cores", cores, origin=origin)
     assert not list(tmp_path.iterdir())
+
+
+def test_cores_as_a_constraint_chooses_them_are_written_as_their_directions(tmp_path):
+    chosen, shared = LayerCore(drawn(), drawn(), 3, 0.9, 8), drawn()
+    write_cores(tmp_path / "cores", {"q": chosen, "k": LayerCore(shared, shared, None, 1.0, 3), "v": shared})
+    found = read_cores(tmp_path / "cores")
+    assert torch.equal(found["q"].basis, chosen.core.basis.float())
+    assert found["k"] is found["v"]
 
 
 def test_a_file_that_is_there_is_not_overwritten(tmp_path):

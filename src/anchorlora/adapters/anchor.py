@@ -126,7 +126,7 @@ class Anchor:
         modules = {name: module for name, module in lora.items() if adapter_name in adapters_at(module)}
         if not modules:
             raise UnknownName(f"the model has no LoRA adapter called {adapter_name!r}; it has: {', '.join(_names(lora)) or 'none'}")
-        bases = {name: core.core if isinstance(core, LayerCore) else core for name, core in cores.items()}
+        bases = dict(cores)
         given_whole = {name: bases.pop(name) for name in (bases.keys() - modules.keys()) & trains_whole(model)} if bases else {}
         for kind, given in (("cores", bases), ("wide bases", wides)):
             if given and set(given) != set(modules):
@@ -278,7 +278,7 @@ class WeightAnchor(Anchor):
 
     @classmethod
     def of(  # type: ignore[override]
-        cls, model: nn.Module, *, cores: Mapping[str, Subspace | Tensor] = {}, held: frozenset[int] = frozenset()
+        cls, model: nn.Module, *, cores: Mapping[str, Subspace | LayerCore | Tensor] = {}, held: frozenset[int] = frozenset()
     ) -> WeightAnchor:
         """Return the anchor of the layers that cores are given for.
 

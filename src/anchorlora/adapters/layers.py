@@ -18,7 +18,7 @@ from anchorlora.adapters.guard import WholeLayer
 from anchorlora.adapters.kinds import kind_of
 from anchorlora.adapters.sharding import is_sharded, local
 from anchorlora.errors import AnchorloraError, InvalidType, InvalidValue, UnknownName
-from anchorlora.geometry import Factors, Product, Subspace
+from anchorlora.geometry import Factors, LayerCore, Product, Subspace
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 COMPILED = "_orig_mod."  # torch.compile adds this to the paths of layers that it wraps
@@ -216,8 +216,9 @@ def other_layers(kind: str, given: set[str], adapted: set[str]) -> str:
     return f"{kind} and adapter do not fit: " + "; ".join(parts)
 
 
-def as_subspace(directions: Subspace | Tensor | None, *, at: str) -> Subspace | None:
+def as_subspace(directions: Subspace | LayerCore | Tensor | None, *, at: str) -> Subspace | None:
     """Return directions as a subspace; None stays None."""
+    directions = directions.core if isinstance(directions, LayerCore) else directions
     if directions is None or isinstance(directions, Subspace):
         return directions
     if not isinstance(directions, Tensor):

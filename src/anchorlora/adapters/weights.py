@@ -24,7 +24,7 @@ from anchorlora.adapters.kinds import kind_of
 from anchorlora.adapters.layers import COMPILED, AdaptedLayer, as_subspace, base_model_in, lora_layers
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
-from anchorlora.geometry import Factors, Product, Subspace
+from anchorlora.geometry import Factors, LayerCore, Product, Subspace
 from anchorlora.geometry.subspace import TokenRows
 
 EXACT = (torch.float32, torch.float64)
@@ -107,7 +107,7 @@ class EmbeddingLayer(WeightLayer):
 
 
 def weight_layers(
-    model: nn.Module, cores: Mapping[str, Subspace | Tensor]
+    model: nn.Module, cores: Mapping[str, Subspace | LayerCore | Tensor]
 ) -> tuple[list[WeightLayer], frozenset[int], tuple[str, ...]]:
     """Return the layers that cores are given for; of embeddings that train by rows, their identities and what is tied to them."""
     modules, adapted = modules_of(model), lora_layers(model)

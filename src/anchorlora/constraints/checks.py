@@ -100,15 +100,16 @@ def refuse_nothing_free(anchor: Anchor, closed: Collection[str]) -> None:
     """Refuse cores that leave nothing to learn in, and warn of layers that are full, where A and the response both hold still."""
     if "displacement" not in closed or not {"start", "state", "delta_b"} & set(closed):
         return
-    full = [layer for layer in anchor.layers if layer.core is not None and layer.core.k >= layer.core.d]
-    if full and len(full) == len(anchor.layers):
+    full = {layer.name: layer.core.d for layer in anchor.layers if layer.core is not None and layer.core.k >= layer.core.d}
+    if not full:
+        return
+    name, more = next(iter(full)), f" and {len(full) - 1} more layers" if len(full) > 1 else ""
+    if len(full) == len(anchor.layers):
         raise InvalidValue(
-            f"every layer is full: all {full[0].core.d} directions of the input of {full[0].name} are protected, so nothing can be "
-            "learned; protect fewer directions (FeatureStore(limit=64))"
+            f"every layer is full: all {full[name]} directions of the input of {name} are protected, so nothing can be learned; "
+            "protect fewer directions (FeatureStore(limit=64))"
         )
-    if full:
-        more = f" and {len(full) - 1} more layers" if len(full) > 1 else ""
-        warnings.warn(f"nothing can be learned at {full[0].name}{more}: all directions of the input are protected", stacklevel=4)
+    warnings.warn(f"nothing can be learned at {name}{more}: all directions of the input are protected", stacklevel=4)
 
 
 def refuse_learned(anchor: Anchor, part: str) -> None:

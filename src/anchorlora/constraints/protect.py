@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from anchorlora.adapters import Anchor
-    from anchorlora.geometry import Subspace
+    from anchorlora.geometry import LayerCore, Subspace
 
 
 class Protection(list[ActiveConstraint]):
@@ -181,7 +181,7 @@ def protect(
 
 
 def constraints_for(anchor: Anchor) -> list[Constraint]:
-    """Return the constraints that protect an anchor: A of a new block goes off the core, B of an adapter that reads it is frozen."""
+    """Return constraints that protect an anchor: A of a new block goes off the core, B of an adapter that reads it is frozen."""
     if all(layer.names == ("W",) for layer in anchor.layers):
         return [ProjectDisplacement("W")]
     reading = any(bool(layer.rows("B").any()) and reads_core(layer) for layer in anchor.layers)
@@ -210,7 +210,7 @@ def create_protected_optimizer(
     model: nn.Module,
     optimizer_cls: type[Optimizer],
     *,
-    cores: Mapping[str, Subspace | Tensor],
+    cores: Mapping[str, Subspace | LayerCore | Tensor],
     constraints: Sequence[Constraint] | None = None,
     adapter_name: str | None = None,
     also_training: Collection[str] = (),

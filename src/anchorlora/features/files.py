@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from anchorlora.errors import InvalidType, InvalidValue
-from anchorlora.geometry import Subspace
+from anchorlora.geometry import LayerCore, Subspace
 from anchorlora.store.files import new_file
 from anchorlora.store.json import Unreadable, checked, loads
 from anchorlora.store.tensors import opened_tensors, refuse_not_finite
@@ -19,7 +19,7 @@ from anchorlora.store.tensors import opened_tensors, refuse_not_finite
 
 def write_cores(
     path: Path | str,
-    cores: Mapping[str, Subspace],
+    cores: Mapping[str, Subspace | LayerCore],
     *,
     stores: Mapping[str, str] | None = None,
     origin: Mapping[str, Any] | None = None,
@@ -33,7 +33,7 @@ def write_cores(
         origin: Description of the source for the file's header, as JSON values.
 
     Raises:
-        InvalidType: A value is not a `Subspace`, or there is none.
+        InvalidType: A value is neither a `Subspace` nor a `LayerCore`, or there is none.
         InvalidValue: `origin` cannot be written as JSON.
         NotFinite: A basis holds NaN or infinite values. Nothing is written in any of these cases.
 
@@ -45,15 +45,16 @@ def write_cores(
         >>> read_cores(tmp / "cores.safetensors")[path].k
         4
     """
-    stores, path = stores or first_layers(cores), Path(path)
-    wrong = next((layer for layer, core in cores.items() if not isinstance(core, Subspace)), None)
-    if wrong is not None or not cores:
-        problem = f"{wrong} has a {type(cores[wrong]).__name__}" if wrong is not None else "there is none"
+    bases = {layer: core.core if isinstance(core, LayerCore) else core for layer, core in cores.items()}
+    stores, path = stores or first_layers(bases), Path(path)
+    wrong = next((layer for layer, core in bases.items() if not isinstance(core, Subspace)), None)
+    if wrong is not None or not bases:
+        problem = f"{wrong} has a {type(bases[wrong]).__name__}" if wrong is not None else "there is none"
         raise InvalidType(f"a file of cores holds a Subspace for each adapted layer, but {problem}; make one with Subspace(basis)")
-    numbers = next((layer for layer, core in cores.items() if core.tokens is not None), None)
+    numbers = next((layer for layer, core in bases.items() if core.tokens is not None), None)
     if numbers is not None:
         raise InvalidType(f"{numbers} has numbers of tokens, and a file of cores holds directions; leave it out")
-    tensors = {store: cores[store].basis.detach().float().cpu().contiguous() for store in dict.fromkeys(stores.values())}
+    tensors = {store: bases[store].basis.detach().float().cpu().contiguous() for store in dict.fromkeys(stores.values())}
     refuse_not_finite(tensors, where=path)
     header = {"layers": json.dumps(stores)}
     if origin is not None:

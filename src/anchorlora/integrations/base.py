@@ -13,7 +13,7 @@ from anchorlora.constraints import ActiveConstraint, Constraint, protect
 from anchorlora.constraints.protect import constraints_for
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.errors import InvalidType
-from anchorlora.geometry import Subspace
+from anchorlora.geometry import LayerCore, Subspace
 
 
 class CallbackBase:
@@ -26,7 +26,7 @@ class CallbackBase:
         self,
         constraints: Sequence[Constraint] | None = None,
         *,
-        cores: Mapping[str, Subspace | Tensor] = NOTHING,
+        cores: Mapping[str, Subspace | LayerCore | Tensor] = NOTHING,
         wides: Mapping[str, Subspace | Tensor] = NOTHING,
         adapter_name: str | None = None,
         history: str | None = None,

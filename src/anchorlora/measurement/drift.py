@@ -24,7 +24,7 @@ from anchorlora.adapters.layers import as_subspace
 from anchorlora.constraints.sensitivity import knows, sensitivity
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
-from anchorlora.geometry import Factors, Product, Subspace
+from anchorlora.geometry import Factors, LayerCore, Product, Subspace
 from anchorlora.geometry.subspace import TokenRows
 from anchorlora.store.record import is_zero, largest_zero
 
@@ -145,7 +145,7 @@ class Squares(Sums):
         return cls(eff, old, new, eff, floor**2, core.k / core.d * eff)
 
 
-def measure(anchor: Anchor, cores: Mapping[str, Subspace | Tensor] = NOTHING) -> Drift:
+def measure(anchor: Anchor, cores: Mapping[str, Subspace | LayerCore | Tensor] = NOTHING) -> Drift:
     """Measure how far every layer moved since the anchor, and how much of it on its core   (paper, eqs. 38-41).
 
     It measures what the model computes with now, even where its factors or their scale were replaced. Whatever else changed stands
@@ -240,7 +240,7 @@ def predicted_kl(anchor: Anchor) -> float | None:
     return total
 
 
-def _squares(layer: AdaptedLayer, given: Subspace | Tensor | None, live: Factors) -> Squares:
+def _squares(layer: AdaptedLayer, given: Subspace | LayerCore | Tensor | None, live: Factors) -> Squares:
     core = _core(layer, given)
     squares = Squares.of(layer.change(live), core, floor=live.whole().storage_floor(k=core.k, d=core.d, unit=ROUNDING))
     return replace(squares, block=float(layer.block_change().norm()) ** 2) if layer.gated else squares
@@ -261,7 +261,7 @@ def _drift(squares: Squares, layers: Mapping[str, Drift]) -> Drift:
     )
 
 
-def _core(layer: AdaptedLayer, given: Subspace | Tensor | None) -> Subspace:
+def _core(layer: AdaptedLayer, given: Subspace | LayerCore | Tensor | None) -> Subspace:
     if isinstance(given, Tensor) and layer.core is not None and layer.core.tokens is not None:
         return TokenRows(given, d=layer.core.d)
     core = as_subspace(given, at=layer.name)
