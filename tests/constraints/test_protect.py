@@ -594,3 +594,23 @@ def test_cores_that_leave_nothing_to_learn_in_are_refused_and_a_full_layer_is_wa
         train(mixed, optimizer, 3)
     changes = [norm(layer.change().left @ layer.change().right) for layer in mixed.layers]
     assert changes[0] < 1e-6 < changes[1]
+
+
+def test_layers_that_share_a_factor_must_share_its_core():
+    first, second = anchor_of(sizes=((24, 16), (24, 28))).layers
+    shared = replace(second, current=Factors(first.current.A, second.current.B, second.current.scale))
+    shared = replace(shared, start=shared.current.copy())
+    anchor = Anchor((first, shared))
+    optimizer = torch.optim.AdamW({id(p): p for p in parameters(anchor)}.values(), lr=1e-2)
+    with pytest.raises(ValueError, match="layer0 and layer1 share one A, and each has a core of its own"):
+        protect(optimizer, anchor, SFOR).__enter__()
+    anchor = Anchor((first, replace(shared, core=Subspace.joining([first.core, second.core]))))
+    with pytest.raises(ValueError, match="layer0 and layer1 share one A"):
+        protect(optimizer, anchor, SFOR).__enter__()
+    joined = Subspace.joining([first.core, second.core])
+    anchor = Anchor(tuple(replace(layer, core=joined) for layer in anchor.layers))
+    with protect(optimizer, anchor, SFOR):
+        train(anchor, optimizer, 5)
+    for layer, core in zip(anchor.layers, (first.core, second.core), strict=True):
+        moved = displacement(layer)
+        assert norm(moved @ core.basis.double()) <= 1e-6 < norm(moved)

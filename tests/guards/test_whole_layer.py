@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from anchorlora import AdaptedLayer, Anchor, measure, protect
+from anchorlora import AdaptedLayer, Anchor, FeatureStore, measure, protect
 from anchorlora.errors import ProtectionLost
 from anchorlora.geometry import Factors
 from guards.layers import HARD, SFOR, STEPS, Story, adapted, config, linear, unguarded
@@ -455,6 +455,36 @@ def test_an_anchor_of_a_part_of_the_model_refuses_the_other_factors_of_the_optim
     anchor = Anchor.of(part, cores=cores, adapter_name="default")
     refused = pytest.raises(ValueError, match=r"a parameter of shape \(4, 32\) outside the anchor's model and 3 more")
     with refused, protect(story.adamw(), anchor, SFOR):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_convolution_is_refused_by_name_wherever_it_is_met():
+    class Convolved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.out = nn.Conv1d(8, 8, 3), nn.Linear(8, 8)
+
+    model = get_peft_model(Convolved(), LoraConfig(r=4, target_modules=["conv", "out"]))
+    refused = pytest.raises(TypeError, match="conv is adapted through PEFT's Conv1d, .* leave it out of the targets")
+    with refused:
+        Anchor.of(model)
+    with refused, FeatureStore().collect(model):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_head_outside_the_model_is_named_where_the_optimizer_knows_its_name():
+    story = Story(adapted())
+    named = [("value_head.weight", nn.Parameter(torch.zeros(1, 32)))]
+    named += [(name, p) for name, p in story.model.named_parameters() if p.requires_grad]
+    anchor = Anchor.of(story.model, cores=story.cores)
+    with (
+        pytest.raises(ValueError, match=r"shape \(1, 32\) outside .* give the optimizer pairs of names and parameters, and name"),
+        protect(torch.optim.AdamW([p for _, p in named]), anchor, SFOR, also_training="value_head"),
+    ):
+        pass
+    with protect(torch.optim.AdamW(named), anchor, SFOR, also_training="value_head"):
         pass
 
 

@@ -10,7 +10,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from anchorlora.adapters.gates import Gated, Gates
-from anchorlora.adapters.guard import Sums, WholeLayer, active_adapters, idle_tensors, refuse_unprotectable
+from anchorlora.adapters.guard import Sums, WholeLayer, active_adapters, idle_tensors, refuse_not_linear, refuse_unprotectable
 from anchorlora.adapters.kinds import adapters_at, block_factors
 from anchorlora.adapters.layers import COMPILED, NOTHING, AdaptedLayer, as_subspace, lora_layers, other_layers
 from anchorlora.adapters.sharding import is_sharded, is_split, refuse_flat_parameters
@@ -122,6 +122,9 @@ class Anchor:
         if any(parameter.requires_grad for parameter in model.parameters()):
             keep_unpacked(model)
         lora, split = lora_layers(model), is_split(model)
+        for name, module in lora.items():
+            if adapter_name is None or adapter_name in adapters_at(module):
+                refuse_not_linear(name, module)
         adapter_name = adapter_name or _training_adapter(lora)
         modules = {name: module for name, module in lora.items() if adapter_name in adapters_at(module)}
         if not modules:

@@ -27,7 +27,7 @@ from anchorlora.geometry import Subspace
 
 SEED = 20_260_101  # of the rows that a layer is tested on; any number will do
 SUMMED_AT_ONCE = 2**22
-NOT_LINEAR = ("ParamWrapper", "MultiheadAttention")  # PEFT classes whose update acts on more than one matrix
+NOT_LINEAR = ("ParamWrapper", "MultiheadAttention", "Conv1d", "Conv2d", "Conv3d")  # PEFT classes of more than one matrix
 
 
 @dataclass(frozen=True)

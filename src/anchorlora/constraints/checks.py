@@ -65,12 +65,22 @@ def core_of(layer: AdaptedLayer, name: str | None = None) -> Subspace:
 
 
 def refuse_unsound(anchor: Anchor, *, when: str) -> None:
-    """Refuse factors that are not finite, and cores and wide bases that are not orthonormal."""
+    """Refuse factors that are not finite or that layers with unlike cores share, and bases that are not orthonormal."""
+    import torch
+
     wrong = not_finite(anchor)
     if wrong:
         raise NotFinite(f"{wrong} {when}; continue from finite factors")
     seen: set[int] = set()  # layers of one store share their directions
+    first: dict[int, AdaptedLayer] = {}
     for layer in anchor.layers:
+        other = first.setdefault(id(layer.factor(layer.names[0])), layer)
+        core, shared = layer.core, other.core
+        if core is not None and shared is not None and core is not shared and not torch.equal(core.basis, shared.basis):
+            raise InvalidValue(
+                f"{other.name} and {layer.name} share one {layer.names[0]}, and each has a core of its own; give both the "
+                "directions of both (Subspace.joining)"
+            )
         for kind, directions in (("core", layer.core), ("wide basis", layer.wide)):
             if directions is None or id(directions) in seen:
                 continue

@@ -64,10 +64,14 @@ def refuse_unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Coll
     others = unprotected(optimizer, anchor, also_training)
     if others:
         more = f" and {len(others) - 1} more parameters train" if len(others) > 1 else " trains"
+        named = "give the optimizer pairs of names and parameters, and " if others[0].startswith(UNNAMED) else ""
         raise InvalidValue(
-            f"{others[0]}{more} beside the protected layers, and nothing keeps what they were; freeze them, or name their modules "
-            "in also_training"
+            f"{others[0]}{more} beside the protected layers, and nothing keeps what they were; freeze them, or {named}name their "
+            "modules in also_training"
         )
+
+
+UNNAMED = "a parameter of shape "
 
 
 def unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Collection[str]) -> list[str]:
@@ -84,9 +88,7 @@ def unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Collection[
     known |= {id(layer.gated.gates.values) for layer in anchor.layers if layer.gated}
     known |= {id(p) for p in model.parameters()} if model is not None else set()
     for group in optimizer.param_groups:
-        names = group.get("param_names") or [
-            f"a parameter of shape {tuple(p.shape)} outside the anchor's model" for p in group["params"]
-        ]
+        names = group.get("param_names") or [f"{UNNAMED}{tuple(p.shape)} outside the anchor's model" for p in group["params"]]
         beside += [name for name, p in zip(names, group["params"], strict=False) if p.requires_grad and id(p) not in known]
     return [name for name in beside if not declared(name, also_training)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -127,6 +128,8 @@ def protect(
         >>> measure(anchor).exact
         True
     """
+    import torch
+
     also_training = [also_training] if isinstance(also_training, str) else also_training
     inner = innermost(optimizer)
     flags = [(p, p.requires_grad) for layer in anchor.layers for p in map(layer.factor, layer.names)]
@@ -160,7 +163,8 @@ def protect(
                 _note_first_call(c, unasked)
             active.watch = StepWatch(inner, anchor, active, hooks, every=check_every, step=step, also_training=also_training)
             steps = _StepHooks(active, unasked, anchor)
-            hooks += [inner.register_step_pre_hook(steps.before), inner.register_step_post_hook(steps.after)]
+            before, after = (torch.compiler.disable(hook) for hook in (steps.before, steps.after))  # a step may be compiled
+            hooks += [inner.register_step_pre_hook(before), inner.register_step_post_hook(after)]
             with true_precision(anchor):
                 for c in active:
                     c.begin(step)
@@ -326,7 +330,7 @@ class _StepHooks:
 
     def before(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
         """Act before the step, or inside its closure where there is one, because that makes the gradients."""
-        call = sys._getframe(1)
+        call = _step_frame()
         if self._is_inner(call):
             return None
         self.settle()
@@ -343,7 +347,7 @@ class _StepHooks:
         return None
 
     def after(self, optimizer: Optimizer, *_: Any) -> None:
-        if self.skips or self._is_inner(sys._getframe(1)):
+        if self.skips or self._is_inner(_step_frame()):
             return
         watch, asked = self.active.watch, self.gradients
         if asked == 0:  # of the two hooks only this one may be left
@@ -377,9 +381,9 @@ class _StepHooks:
 
         return call
 
-    def _is_inner(self, call: FrameType) -> bool:
+    def _is_inner(self, call: FrameType | None) -> bool:
         """Return True if the step that `call` runs is part of one that is still under way: one of its callers."""
-        caller = call.f_back if self.outermost else None
+        caller = call.f_back if call and self.outermost else None
         while caller is not None and caller is not self.outermost:
             caller = caller.f_back
         return caller is not None
@@ -401,6 +405,16 @@ class _StepHooks:
                 ActiveConstraint.before_optimizer_step,
             ):
                 _each(self.active, hook)
+
+
+def _step_frame() -> FrameType | None:
+    """Return the call of the optimizer's step that runs a hook, without frames of torch.compile."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame and (
+        f"{os.sep}_dynamo{os.sep}" in frame.f_code.co_filename or frame.f_code.co_name.startswith("torch_dynamo_resume")
+    ):
+        frame = frame.f_back
+    return frame
 
 
 def _each(active: Sequence[ActiveConstraint], hook: Callable[[ActiveConstraint], None]) -> None:

@@ -67,7 +67,7 @@ class Retract(ProtectsPast):
                 if reads_core(layer, self.factor):
                     raise InvalidValue(
                         f"retracting {self.factor} at {layer.name} would change the function: {other} is not zero there; "
-                        "retract a new block before its first step, or use ProjectDisplacement for a learned anchor"
+                        'retract a new block before its first step; a learned one takes Freeze("B"), ProjectDisplacement("A")'
                     )
                 continue
             rows.copy_(core.outside(in_float64(rows)))
