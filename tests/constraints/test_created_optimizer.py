@@ -13,7 +13,20 @@ from peft import LoraConfig, PeftConfig, get_peft_model
 from transformers import Trainer, TrainingArguments
 
 import models
-from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, measure, protect
+from anchorlora import (
+    Anchor,
+    AnswerSensitivity,
+    Freeze,
+    KroneckerBrake,
+    ProjectDisplacement,
+    ProjectGradient,
+    ProtectionCallback,
+    Retract,
+    SensitiveCore,
+    Subspace,
+    measure,
+    protect,
+)
 from anchorlora.adapters import lora_layers
 from anchorlora.constraints import create_protected_optimizer
 from anchorlora.errors import ProtectionLost
@@ -122,6 +135,39 @@ def test_a_new_block_that_is_trained_on_still_trains_both_factors_because_it_doe
         assert not any(torch.equal(B, b) for B, b in zip(blocks, before, strict=True))
         assert measure(first).exact
         assert measure(first).d_new > 1e-3
+
+
+def test_with_what_the_past_depends_on_the_default_is_the_recipe_of_the_six_lines(tmp_path):
+    def losses(count):
+        for row in IDS[:count]:
+            yield model(input_ids=row[None], labels=row[None]).loss
+
+    model, _ = adapted("fresh")
+    past = AnswerSensitivity(2).end_task(Anchor.of(model, losses=losses))
+    kept = {"cores": SensitiveCore(1.0, 4, 4).cores(past), "past": past}
+    others = [copy.deepcopy(model) for _ in range(3)]
+    optimizer = create_protected_optimizer(model, torch.optim.AdamW, **kept, lr=1e-2)
+    steps(model, optimizer)
+    optimizer.protection.close()
+    assert [type(c).__name__ for c in optimizer.protection][-1] == "_Braking"
+    plain = torch.optim.AdamW([p for p in others[0].parameters() if p.requires_grad], lr=1e-2)
+    with protect(
+        plain, Anchor.of(others[0], **kept), [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A"), KroneckerBrake()]
+    ):
+        steps(others[0], plain)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), others[0].parameters(), strict=True))
+    rows = Dataset.from_list([{"input_ids": row.tolist(), "labels": row.tolist()} for row in IDS])
+    quiet = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "max_steps": 4, "learning_rate": 1e-2}
+    for other, extra in zip(others[1:], (kept, {"cores": kept["cores"]}), strict=True):
+        callback = ProtectionCallback(**extra)
+        Trainer(other, TrainingArguments(str(tmp_path), **quiet), train_dataset=rows, callbacks=[callback]).train()
+        assert measure(callback.anchor).exact
+    braked, free = (sum(float(change.norm()) for change in blocks_of(other)) for other in others[1:])
+    assert braked < free
+
+
+def blocks_of(model):
+    return [(layer.lora_B["default"].weight @ layer.lora_A["default"].weight).detach() for layer in lora_layers(model).values()]
 
 
 def test_what_trains_beside_is_refused_unless_it_is_named():

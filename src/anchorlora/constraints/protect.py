@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import ActiveConstraint, Constraint
+from anchorlora.constraints.brake import KroneckerBrake
 from anchorlora.constraints.checks import (
     raise_moved,
     reads_core,
@@ -32,6 +33,7 @@ from anchorlora.constraints.optimizers import (
     refuse_unprotected,
 )
 from anchorlora.constraints.retract import Retract
+from anchorlora.constraints.sensitivity import INPUTS
 from anchorlora.constraints.watch import CHECK_EVERY, StepWatch
 from anchorlora.devices import Uninterrupted
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost
@@ -189,8 +191,10 @@ def constraints_for(anchor: Anchor) -> list[Constraint]:
     if all(layer.names == ("W",) for layer in anchor.layers):
         return [ProjectDisplacement("W")]
     reading = any(bool(layer.rows("B").any()) and reads_core(layer) for layer in anchor.layers)
-    closed: Constraint = Freeze("B") if reading else Retract("A")
-    return [closed, ProjectGradient("A"), ProjectDisplacement("A")]
+    if reading:
+        return [Freeze("B"), ProjectGradient("A"), ProjectDisplacement("A")]
+    brakes = [KroneckerBrake()] if any(name.startswith(f"{INPUTS}/") for name in anchor.past) else []
+    return [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A"), *brakes]
 
 
 def _name_unprotected(anchor: Anchor) -> None:
@@ -215,6 +219,7 @@ def create_protected_optimizer(
     optimizer_cls: type[Optimizer],
     *,
     cores: Mapping[str, Subspace | LayerCore | Tensor],
+    past: Mapping[str, Tensor] | None = None,
     constraints: Sequence[Constraint] | None = None,
     adapter_name: str | None = None,
     also_training: Collection[str] = (),
@@ -229,8 +234,10 @@ def create_protected_optimizer(
         model: A PeftModel, or what wraps one.
         optimizer_cls: Class of a torch optimizer, such as torch.optim.AdamW.
         cores: Protected subspaces by layer path in the base model: `Subspace`, or a tensor (d_in, k) with orthonormal columns.
-        constraints: Constraints in the order in which they act. By default those of the anchor at hand: a learned adapter gets
-            B frozen and A's displacement projected; a block whose B is zero gets A off the core, then A's displacement projected.
+        past: What `AnswerSensitivity` remembers of earlier tasks.
+        constraints: Constraints in the order in which they act. By default those of the anchor at hand: an adapter that reads the
+            core gets B frozen and A's displacement projected; a new block gets A off the core, A's displacement projected and, with
+            a `past`, a `KroneckerBrake`.
         adapter_name: Adapter that trains; by default the active one.
         also_training: Modules that train without protection, as in `protect`.
         kwargs: Arguments of the optimizer, such as lr.
@@ -260,7 +267,7 @@ def create_protected_optimizer(
 
     if not cores:
         raise InvalidValue("no cores are given, so nothing would be protected; anchorlora cores makes them of text")
-    anchor = Anchor.of(model, cores=cores, adapter_name=adapter_name)
+    anchor = Anchor.of(model, cores=cores, past=past or {}, adapter_name=adapter_name)
     how = constraints_for(anchor) if constraints is None else constraints
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:

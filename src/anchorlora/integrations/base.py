@@ -28,6 +28,7 @@ class CallbackBase:
         *,
         cores: Mapping[str, Subspace | LayerCore | Tensor] = NOTHING,
         wides: Mapping[str, Subspace | Tensor] = NOTHING,
+        past: Mapping[str, Tensor] = NOTHING,
         adapter_name: str | None = None,
         history: str | None = None,
         anchor: Anchor | None = None,
@@ -37,7 +38,8 @@ class CallbackBase:
         self.constraints = None if constraints is None else tuple(constraints)
         self.check_every = check_every
         self.also_training = (also_training,) if isinstance(also_training, str) else tuple(also_training)
-        self.anchoring: dict[str, Any] = {"cores": cores, "wides": wides, "adapter_name": adapter_name, "history": history}
+        self.anchoring: dict[str, Any] = {"cores": cores, "wides": wides, "past": past}
+        self.anchoring |= {"adapter_name": adapter_name, "history": history}
         self.anchor, self.own_anchor = anchor, anchor is not None
         self.stack = ExitStack()
         self.chosen: list[Constraint] | None = None  # of the model before a checkpoint or a first try, where none are given

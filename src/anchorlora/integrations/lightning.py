@@ -34,9 +34,10 @@ class LightningProtection(CallbackBase, Callback):
             as `create_protected_optimizer` does.
         cores: Layer path -> protected subspace (d_in, k), or a tensor with orthonormal columns.
         wides: Layer path -> wide basis; only `EffectiveResponse` reads it.
+        past: What `AnswerSensitivity` remembers; without constraints, a new block is braked by it.
         adapter_name: The adapter that trains; None takes the active one.
         history: Name of an adapter that holds the frozen blocks of earlier tasks.
-        anchor: An anchor of your own, when training does not start from the model as it is then; it replaces the four arguments
+        anchor: An anchor of your own, when training does not start from the model as it is then; it replaces the five arguments
             above.
         check_every: Optimizer steps between two verifications on the live parameters.
         also_training: Modules that train without protection, such as "lm_head".
