@@ -34,9 +34,9 @@ import torch
 from transformers import AutoTokenizer
 
 from anchorlora_lab.frontier.bench import append, read_records
-from anchorlora_lab.frontier.engine import Subject
 from anchorlora_lab.frontier.measures import Measures, Sizes
 from anchorlora_lab.frontier.skills import Skill, skills
+from anchorlora_lab.frontier.subject import Subject
 
 SKILLS, SEEDS = ("labels", "card", "passage", "style"), (42, 7, 2026)
 CHAIN = {"labels": 400, "card": 200, "passage": 200}  # and how many examples tell what is kept of each

@@ -3,10 +3,13 @@
 `ANCHORLORA_REWRITE=1 pytest -n 0` writes it anew; the diff is the review.
 
 All of it is one file, tests/cli/golden.txt: a line `==== NAME`, then what is to be found.
+
+Rows of tables in docs/ that tests fill are written down, too (`make tables`).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -37,3 +40,11 @@ def one_line(capsys):
     assert said.err.startswith("error: ")
     assert said.err.count("\n") == 1, said.err
     return said.err
+
+
+def note_row(table: str, **line: object) -> None:
+    """Add a row of a table as one JSON line to the file that ANCHORLORA_TABLES names; nothing where nobody asks for it."""
+    path = os.environ.get("ANCHORLORA_TABLES")
+    if path:
+        with Path(path).open("a") as file:
+            file.write(json.dumps({"table": table, **line}) + "\n")

@@ -11,7 +11,7 @@ from anchorlora.export.source import export_source
 from anchorlora.pages.card import card
 from architectures.cases import CASES, REFUSED
 from architectures.trials import TASKS, cores, exports, protection, run, saved_adapter
-from noting import note_row
+from golden import note_row
 
 TAKEN = [case for case in CASES if not case.of.refused]
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from anchorlora.adapters import lora_layers
 from anchorlora.errors import InvalidValue, MissingExtra, UnknownName
 from anchorlora_lab.frontier.bench import BEFORE, EPOCHS, Run, append, bench, one, planned, read_records
-from anchorlora_lab.frontier.engine import RANK, Subject
 from anchorlora_lab.frontier.measures import Sizes
 from anchorlora_lab.frontier.rows import ROWS, Row
 from anchorlora_lab.frontier.skills import skills
+from anchorlora_lab.frontier.subject import RANK, Subject
 from anchorlora_lab.frontier.tables import chosen, chosen_rates, difference, frontier_tables, interval, picture, points_of
 
 SKILLS = ("labels", "card")

@@ -10,8 +10,8 @@ import pytest
 from peft import LoraConfig
 
 from anchorlora.errors import ProtectionLost
+from golden import note_row
 from guards.layers import HARD, SFOR, Story, adapted, linear
-from noting import note_row
 
 ZERO = 1e-6
 PRESERVED = "preserved"

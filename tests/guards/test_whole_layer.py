@@ -18,8 +18,8 @@ from torch import nn
 from anchorlora import AdaptedLayer, Anchor, FeatureStore, measure, protect
 from anchorlora.errors import ProtectionLost
 from anchorlora.geometry import Factors
+from golden import note_row
 from guards.layers import HARD, SFOR, STEPS, Story, adapted, config, linear, unguarded
-from noting import note_row
 
 LEAKS = 1e-3  # a true rho that nobody would call rounding; float32 storage explains about 1e-7 here
 ZERO = 1e-6

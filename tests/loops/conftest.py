@@ -2,8 +2,8 @@
 
 import pytest
 
+from golden import note_row
 from loops.cases import PRESERVED
-from noting import note_row
 
 
 @pytest.fixture

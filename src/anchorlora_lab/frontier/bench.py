@@ -120,9 +120,9 @@ def bench(
     """Carry out the runs that are left, of all rows or of those with a rate in `rates` at that rate; return how many were made."""
     import torch
 
-    from anchorlora_lab.frontier.engine import Subject
     from anchorlora_lab.frontier.measures import Measures, Sizes
     from anchorlora_lab.frontier.skills import skills
+    from anchorlora_lab.frontier.subject import Subject
     from anchorlora_lab.frontier.tables import ABOVE_CHANCE, abilities
 
     torch.set_num_threads(1)
@@ -179,8 +179,8 @@ def bench(
 
 def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[str, Any]:
     """Train a run and measure its points."""
-    from anchorlora_lab.frontier.engine import train
     from anchorlora_lab.frontier.skills import human_chats
+    from anchorlora_lab.frontier.training import train
 
     size = measures.sizes
     examples = [subject.encoded(i, item.prompt, item.answer) for i, item in enumerate(skill.drawn(size.train, run.seed))]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from anchorlora.data import Encoded, Example
 from anchorlora.devices import in_float64
-from anchorlora_lab.frontier.engine import Subject
 from anchorlora_lab.frontier.skills import Skill, choices, fact_score, facts, instructions, passages
+from anchorlora_lab.frontier.subject import Subject
 
 DIGITS = 5
 ANSWER = 40  # tokens of an answer to an instruction, at most
