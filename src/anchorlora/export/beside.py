@@ -33,7 +33,7 @@ def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) 
     layers' names if these select the same layers of the base model, else the source's own names, else whole paths.
     """
     settings = _without_code(base_model)
-    known, folder = _place(settings)
+    known, folder = _locate(settings)
     names = modules_of(base_model)
     tokenizer = _at_hand(lambda: tokenizer_in(adapter))
     if tokenizer is None and known:
@@ -44,7 +44,7 @@ def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) 
 def unknown_ends(tokenizer: Any, base_model: BaseModelSettings) -> list[int]:
     """Return the tokens at which a chat template ends answers and servers of the base model do not stop."""
     settings = _without_code(base_model)
-    known, folder = _place(settings)
+    known, folder = _locate(settings)
     if not known or tokenizer is None or not tokenizer.chat_template:
         return []
     return _at_hand(lambda: stops_beyond(tokenizer, settings, folder=folder)) or []
@@ -53,7 +53,7 @@ def unknown_ends(tokenizer: Any, base_model: BaseModelSettings) -> list[int]:
 def modules_of(base_model: BaseModelSettings) -> list[str] | None:
     """Return the paths of the base model's modules; None if it is not at hand."""
     settings = _without_code(base_model)
-    known, folder = _place(settings)
+    known, folder = _locate(settings)
     return _at_hand(lambda: module_names(settings, folder=folder)) if known else None
 
 
@@ -66,7 +66,7 @@ def _without_code(base_model: BaseModelSettings) -> BaseModelSettings:
 def terms(adapter: Path, base_model: BaseModelSettings) -> tuple[str | None, list[str]]:
     """Return the license that the source's card names, or else the base model's, and the data sets that the source's card names."""
     card = _metadata(adapter)
-    licenses, datasets = (card.get("license"), _metadata(_place(base_model)[1]).get("license")), card.get("datasets")
+    licenses, datasets = (card.get("license"), _metadata(_locate(base_model)[1]).get("license")), card.get("datasets")
     return (
         next((name for name in licenses if isinstance(name, str) and LICENSE.fullmatch(name)), None),
         [name for name in datasets if isinstance(name, str) and HUB_NAME.fullmatch(name)] if isinstance(datasets, list) else [],
@@ -78,19 +78,19 @@ def _targets(layers: list[str], names: list[str] | None, adapter: Path) -> list[
     if names is not None:
         return short if sorted(name for name in names if named(name, short)) == layers else layers
     config = read_config(adapter)
-    theirs = config.get("target_modules")
-    if isinstance(theirs, list) and not any(config.get(name) for name in CHOOSES) and all(named(n, theirs) for n in layers):
-        return theirs  # PEFT adapted every layer that they select, and these are all
+    modules = config.get("target_modules")
+    if isinstance(modules, list) and not any(config.get(name) for name in CHOOSES) and all(named(n, modules) for n in layers):
+        return modules  # PEFT adapted every layer that they select, and these are all
     return layers
 
 
-def _place(settings: BaseModelSettings) -> tuple[bool, Path | None]:
+def _locate(settings: BaseModelSettings) -> tuple[bool, Path | None]:
     """Return whether the base model can be read, and its folder; None if it is read from the hub."""
     if settings.model is None:
         return False, None
     if is_path(settings.model):
-        place = expanded(settings.model)
-        return place.is_dir(), place
+        folder = expanded(settings.model)
+        return folder.is_dir(), folder
     try:
         return True, embedded.folder(settings.model, "base_model") or cached_folder(settings)
     except (InvalidValue, UnknownName):  # the hub does not answer

@@ -101,11 +101,11 @@ def export(source: ExportSource, request: Request, *, to: Path, card: Card) -> E
         scaled = {name: scaled_change(f, before.get(name), request.scale) for name, f in source.factors.items()}
         source = replace(source, factors=scaled)
     if request.form == "merged":
-        write, facts = merged(source, request.dtype, commit=request.trust_remote_code, scaled=request.scale != 1)
+        write, facts = merge_in_memory(source, request.dtype, commit=request.trust_remote_code, scaled=request.scale != 1)
     else:
         write, facts = _adapter(source, request.rank, getattr(torch, request.dtype or "float32"))
     license_, datasets = terms(source.adapter, source.base_model)
-    found = Export(
+    result = Export(
         form=request.form,
         asked_rank=request.rank,
         scale=request.scale,
@@ -116,11 +116,11 @@ def export(source: ExportSource, request: Request, *, to: Path, card: Card) -> E
         datasets=datasets,
         **facts,
     )
-    with new_folder(to) as place:
-        write(place)
-        write_text(place / EXPORT_FILE, found.as_json())
-        write_text(place / CARD_FILE, card(found, source.record))
-    return found
+    with new_folder(to) as folder:
+        write(folder)
+        write_text(folder / EXPORT_FILE, result.as_json())
+        write_text(folder / CARD_FILE, card(result, source.record))
+    return result
 
 
 def _refuse_to_scale(source: ExportSource) -> None:
@@ -144,17 +144,17 @@ def _adapter(source: ExportSource, rank: int | None, dtype: torch.dtype) -> Made
     scale = one_scale(source.factors)
     ours = {layer: _at(f, scale).padded(largest) for layer, f in source.factors.items()}
     goal = {layer: truncated(f, rank) for layer, f in ours.items()} if rank else ours
-    written = {layer: _rounded(f, dtype, layer) for layer, f in goal.items()}
+    written = {layer: _round(f, dtype, layer) for layer, f in goal.items()}
     errors = {layer: float(written[layer].since(f).norm()) for layer, f in ours.items()}
     sizes = {layer: float(f.product().norm()) for layer, f in ours.items()}
     layers = [ExportedLayer(module=n, rank=written[n].rank, error=ratio(errors[n], sizes[n])) for n in ours]
     targets, tokenizer = beside(source.adapter, ours, source.base_model)
 
-    def write(place: Path) -> None:
+    def write(folder: Path) -> None:
         transposed, base = bool(read_config(source.adapter).get("fan_in_fan_out")), source.base.loadable
-        write_adapter(place, written, base=base, targets=targets, dtype=dtype, fan_in_fan_out=transposed, whole=source.whole)
+        write_adapter(folder, written, base=base, targets=targets, dtype=dtype, fan_in_fan_out=transposed, whole=source.whole)
         if tokenizer is not None:
-            tokenizer.save_pretrained(place)
+            tokenizer.save_pretrained(folder)
 
     error = ratio(math.hypot(*errors.values()), math.hypot(*sizes.values()))
     kept, written_rank = _protection(source, written, same=error == 0), rank or largest
@@ -185,7 +185,7 @@ def _at(factors: Factors, scale: float) -> Factors:
     return Factors(in_float64(factors.A.detach()), in_float64(factors.B.detach()) * (factors.scale / scale), scale)
 
 
-def _rounded(factors: Factors, dtype: torch.dtype, layer: str) -> Factors:
+def _round(factors: Factors, dtype: torch.dtype, layer: str) -> Factors:
     A, B = factors.A.to(dtype), factors.B.to(dtype)
     if not (A.isfinite().all() and B.isfinite().all()):
         raise InvalidValue(f"the factors of {layer} do not fit in {type_name(dtype)}; choose another --dtype")
@@ -199,11 +199,11 @@ def _protection(source: ExportSource, written: Mapping[str, Factors], *, same: b
     served = {}
     for name in SERVED:
         try:
-            served[name] = _rho(source, {n: _rounded(f, getattr(torch, name), n) for n, f in written.items()})
+            served[name] = _rho(source, {n: _round(f, getattr(torch, name), n) for n, f in written.items()})
         except InvalidValue:  # too large for float16: no server computes with it
             served[name] = None
-    found = protection(source, exact, exact.rho if same else _rho(source, written))
-    return found.model_copy(update={"served": served})
+    exported = protection(source, exact, exact.rho if same else _rho(source, written))
+    return exported.model_copy(update={"served": served})
 
 
 def _rho(source: ExportSource, written: Mapping[str, Factors]) -> float | None:
@@ -236,7 +236,7 @@ def ratio(part: float, whole: float) -> float:
 SEQUENCES, LENGTH = 8, 32  # token sequences on which logits are compared, the same for all exports
 
 
-def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None, scaled: bool = False) -> Made:
+def merge_in_memory(source: ExportSource, dtype: str | None, *, commit: str | None = None, scaled: bool = False) -> Made:
     """Merge an adapter into its base model, in memory."""
     if source.base_model.model is None:
         raise InvalidValue(f"{source.adapter} names no base model to merge into; give one with --model")
@@ -250,27 +250,27 @@ def merged(source: ExportSource, dtype: str | None, *, commit: str | None = None
     stored = getattr(torch, dtype) if dtype else model.dtype
     model.float()  # represents every stored value exactly
     bare = logits_of(model)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as temporary:
         adapter = source.adapter
         if scaled:  # whose files hold the factors as trained
-            adapter, transposed = Path(place), bool(read_config(source.adapter).get("fan_in_fan_out"))
+            adapter, transposed = Path(temporary), bool(read_config(source.adapter).get("fan_in_fan_out"))
             write_adapter(adapter, source.factors, base=None, fan_in_fan_out=transposed, whole=source.whole)
         adapted = attach(model, adapter)
     live = logits_of(adapted)
     model = adapted.unload()
     exact = exact_drift(source)
     past = {"before": source.before, "cores": source.cores} if exact else {"before": NOTHING, "cores": NOTHING}
-    found = merge(model, source.factors, stored, **past)
-    layers = [ExportedLayer(module=name, rank=source.factors[name].rank, error=each.relative) for name, each in found.items()]
-    error = ratio(math.hypot(*(r.error for r in found.values())), math.hypot(*(r.update for r in found.values())))
-    moved, on_core = (math.hypot(*(getattr(r, name) or 0.0 for r in found.values())) for name in ("moved", "on_core"))
+    roundings = merge(model, source.factors, stored, **past)
+    layers = [ExportedLayer(module=name, rank=source.factors[name].rank, error=r.relative) for name, r in roundings.items()]
+    error = ratio(math.hypot(*(r.error for r in roundings.values())), math.hypot(*(r.update for r in roundings.values())))
+    moved, on_core = (math.hypot(*(getattr(r, name) or 0.0 for r in roundings.values())) for name in ("moved", "on_core"))
     kept = protection(source, exact, on_core / moved if moved else None) if exact else None
-    seen = compared(live, logits_of(model), bare)
+    seen = compare_logits(live, logits_of(model), bare)
     _untie(model)
 
-    def write(place: Path) -> None:
-        model.to(stored).save_pretrained(place)
-        tokenizer.save_pretrained(place)
+    def write(folder: Path) -> None:
+        model.to(stored).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
     base = source.base.model_copy(update={"same": _same(source, sha256)})
     facts: dict[str, Any] = {"rank": None, "tokenizer": True, "logits": seen}
@@ -293,7 +293,7 @@ def logits_of(model: Any) -> Tensor:
         return torch.cat([model(input_ids=row[None]).logits.float() for row in ids])
 
 
-def compared(live: Tensor, written: Tensor, bare: Tensor) -> Logits:
+def compare_logits(live: Tensor, written: Tensor, bare: Tensor) -> Logits:
     """Compare logits (sequences, length, vocabulary) of an exported model with those of the adapter on its base model."""
     difference = (written - live).abs()
     return Logits(

@@ -66,10 +66,10 @@ def commands(to: Path, base_model: str | None, *, merged: bool) -> dict[str, str
         model = f" --model {shlex.quote(base_model)}" if base_model else ""
         how = f"anchorlora export {path}{model} --form merged --out {shlex.quote(f'{to}-merged')}"
         return {"vLLM and llama.cpp take no whole weights beside an adapter; for them": how}
-    place = embedded.folder(base_model, "base_model") if base_model else None
-    base = str(place or base_model or "BASE_MODEL")
+    folder = embedded.folder(base_model, "base_model") if base_model else None
+    base = str(folder or base_model or "BASE_MODEL")
     name = re.sub(r"[^\w.-]", "-", to.resolve().name, flags=re.ASCII)
-    option = "--base-model-id" if base_model and not place and not is_path(base_model) else "--base"
+    option = "--base-model-id" if base_model and not folder and not is_path(base_model) else "--base"
     request = shlex.quote(json.dumps({"lora_name": name, "lora_path": str(to.resolve()), "load_inplace": True}))
     return {
         "serve with vLLM": serve_line(to, base, name=name),

@@ -43,30 +43,30 @@ class ExportSource:
 
 def export_source(folder: Path, *, model: str | None = None) -> ExportSource:
     """Return what is exported from a folder: a run (its last finished task), one of its tasks, or a saved adapter."""
-    found = artifact_in(expanded(folder).resolve())
-    adapter, settings = found.adapter, found.base_model(model)
+    artifact = artifact_in(expanded(folder).resolve())
+    adapter, settings = artifact.adapter, artifact.base_model(model)
     if model is not None:
         settings = settings.model_copy(update={"quantized": None})
     refuse_replicated(adapter)
     factors, whole = read_with_whole(adapter)
-    facts: dict[str, Any] = {"adapter": adapter, "factors": factors, "whole": whole, "named_in": found.named_in(model)}
-    if found.config is None:
+    facts: dict[str, Any] = {"adapter": adapter, "factors": factors, "whole": whole, "named_in": artifact.named_in(model)}
+    if artifact.config is None:
         source = Source(kind="adapter", number=None, task=None, tasks=None, finished=None, **_contents(adapter))
         base = _base(settings.model, settings.revision, from_hub=True)
         return ExportSource(**facts, source=source, base_model=settings, base=base)
-    place: dict[str, Any] = {
-        "number": found.number,
-        "task": found.task,
-        "tasks": len(found.config.order),
-        "finished": found.record is not None,
+    progress: dict[str, Any] = {
+        "number": artifact.number,
+        "task": artifact.task,
+        "tasks": len(artifact.config.order),
+        "finished": artifact.record is not None,
     }
-    source = Source(kind="run", **place, **_contents(adapter))
-    revision = found.record.base_model.revision if found.record and model is None else settings.revision
-    base = _base(settings.model, revision, from_hub=revision is not None or found.record is None or model is not None)
-    facts |= {"source": source, "base_model": settings, "base": base, "record": found.record}
-    if found.number == 1 and (old := found.config.recipe.start.old_adapter) is not None:
-        return ExportSource(**facts, old_adapter=Path(old), before=_before_the_run(expanded(old), found.record, factors))
-    if (past := found.previous) is None:
+    source = Source(kind="run", **progress, **_contents(adapter))
+    revision = artifact.record.base_model.revision if artifact.record and model is None else settings.revision
+    base = _base(settings.model, revision, from_hub=revision is not None or artifact.record is None or model is not None)
+    facts |= {"source": source, "base_model": settings, "base": base, "record": artifact.record}
+    if artifact.number == 1 and (old := artifact.config.recipe.start.old_adapter) is not None:
+        return ExportSource(**facts, old_adapter=Path(old), before=_before_the_run(expanded(old), artifact.record, factors))
+    if (past := artifact.previous) is None:
         return ExportSource(**facts)
     return ExportSource(**facts, before=read_adapter(past.adapter, beside={}), cores=read_cores(past.cores))
 
