@@ -10,11 +10,11 @@ SOURCE = Path(anchorlora.__file__).parent
 PACKAGES = (SOURCE, SOURCE.parent / "anchorlora_lab")
 ROOMS = ("geometry", "adapters", "features", "models", "constraints", "methods")
 ROOMS += ("continual", "measurement", "store", "runs", "integrations", "embedded", "recipes")
-ROOMS += ("export",)
+ROOMS += ("export", "pages")
 EMPTY = {"found", "place", "each", "mine", "theirs", "said", "told"}
 # functions of a module that return a value of another shape, as `sorted` does
 VALUES = {"truncated", "folded", "fitted", "declared", "moved_by", "unprotected", "shown", "named", "_named"}
-VALUES |= {"padded", "packed", "sealed", "checked", "upgraded", "indexed", "described", "tracked", "_undisturbed"}
+VALUES |= {"padded", "packed", "sealed", "checked", "upgraded", "indexed", "described", "tracked", "_undisturbed", "printed"}
 PARTICIPLE = re.compile(
     r"_?([a-z]*(?<![ens])ed|made|kept|found|said|told|left|known|taken|given|seen|drawn|lost|held)(_(up|by|to|off|out|from|in|as|at|of))?$"
 )

@@ -17,16 +17,16 @@ def verdict_on(condition: Mapping[str, Any], overall: Mapping[str, Any]) -> str:
     return "preserved" if condition["preserved"] else "unknown"
 
 
-def write_audit(found: Mapping[str, Any], path: Path) -> None:
+def write_audit(audit: Mapping[str, Any], path: Path) -> None:
     """Write the page of an audit."""
-    write_text(path, render(found))
+    write_text(path, render(audit))
 
 
-def render(found: Mapping[str, Any]) -> str:
+def render(audit: Mapping[str, Any]) -> str:
     """Return the page as HTML. Text from files is escaped, and the page loads nothing."""
     environment = escaping()
     environment.filters |= {"number": number, "percent": percent}
-    return environment.get_template("audit.html.j2").render(found=found, verdict_on=verdict_on, widest=_widest(found))
+    return environment.get_template("audit.html.j2").render(audit=audit, verdict_on=verdict_on, widest=_widest(audit))
 
 
 def number(value: float | None) -> str:
@@ -39,7 +39,7 @@ def percent(value: float | None) -> str:
     return number(value) if value is None or value < 1e-4 else f"{100 * value:.2f} %"
 
 
-def _widest(found: Mapping[str, Any]) -> float:
+def _widest(audit: Mapping[str, Any]) -> float:
     """Largest share that a bar shows."""
-    shares = [row[name] for row in found["layers"].values() for name in ("rho", "chance") if row[name] is not None]
+    shares = [row[name] for row in audit["layers"].values() for name in ("rho", "chance") if row[name] is not None]
     return max(shares, default=1.0) or 1.0

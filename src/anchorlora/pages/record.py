@@ -93,8 +93,8 @@ def paper_tasks(tasks: Sequence[str]) -> tuple[str, ...] | None:
 
 def paper_order(order: Sequence[str]) -> str | None:
     """Return "order1", "order2", or "order3"; None for any other order."""
-    theirs = paper_tasks(order)
-    return next((name for name, tasks in PAPER.items() if tasks == theirs), None)
+    paper_names = paper_tasks(order)
+    return next((name for name, tasks in PAPER.items() if tasks == paper_names), None)
 
 
 def short_layers(modules: Sequence[str]) -> list[str]:
@@ -102,5 +102,5 @@ def short_layers(modules: Sequence[str]) -> list[str]:
     parts = [module.split(".") for module in modules]
     if len({len(path) for path in parts}) != 1 or len(parts) < 2:
         return list(modules)
-    told = [i for i in range(len(parts[0])) if len({path[i] for path in parts}) > 1]
-    return [".".join(path[i] for i in told) for path in parts]
+    positions = [i for i in range(len(parts[0])) if len({path[i] for path in parts}) > 1]
+    return [".".join(path[i] for i in positions) for path in parts]

@@ -104,11 +104,11 @@ class Table:
         columns: list[Column] = []
         rows: list[list[Value]] = [[] for _ in self.rows]
         for j, column in enumerate(self.columns):
-            theirs = [*values.get(column.heading, ()), *[None] * len(self.rows)]  # rows below the methods have none
-            known = any(value is not None for value in theirs)
+            paper_values = [*values.get(column.heading, ()), *[None] * len(self.rows)]  # rows below the methods have none
+            known = any(value is not None for value in paper_values)
             columns += [column, *(_paper_columns(column) if known else ())]
             for i, row in enumerate(self.rows):
-                rows[i] += [row[j], *(self._against(i, j, theirs[i]) if known else ())]
+                rows[i] += [row[j], *(self._against(i, j, paper_values[i]) if known else ())]
         return replace(self, columns=tuple(columns), rows=tuple(map(tuple, rows)))
 
     def under(self, rows: Sequence[tuple[Value, ...]]) -> Table:
@@ -126,8 +126,8 @@ class Table:
         Args:
             rows: Row numbers (0-based), each once.
         """
-        place = {old: new for new, old in enumerate(rows)}
-        partial, unlearned = frozenset(place[i] for i in self.partial), frozenset((place[i], name) for i, name in self.unlearned)
+        row_of = {old: new for new, old in enumerate(rows)}
+        partial, unlearned = frozenset(row_of[i] for i in self.partial), frozenset((row_of[i], name) for i, name in self.unlearned)
         return replace(self, rows=tuple(self.rows[i] for i in rows), partial=partial, unlearned=unlearned, groups=())
 
     def ours(self) -> Table:
@@ -208,10 +208,10 @@ class Table:
         column = self.columns[j]
         return printed(self.rows[i][j], column) + (DAGGER if (i, column.heading) in self.unlearned else "")
 
-    def _against(self, i: int, j: int, theirs: float | None) -> tuple[Value, Value]:
+    def _against(self, i: int, j: int, paper_value: float | None) -> tuple[Value, Value]:
         ours, left_out = self.rows[i][j], i in self.partial or (i, self.columns[j].heading) in self.unlearned
-        comparable = isinstance(ours, (int, float)) and theirs is not None and not left_out
-        return theirs, ours - theirs if comparable else None  # type: ignore[operator]
+        comparable = isinstance(ours, (int, float)) and paper_value is not None and not left_out
+        return paper_value, ours - paper_value if comparable else None  # type: ignore[operator]
 
 
 def printed(value: Value, column: Column) -> str:
@@ -231,5 +231,5 @@ def printed(value: Value, column: Column) -> str:
 
 
 def _paper_columns(column: Column) -> tuple[Column, Column]:
-    theirs = Column(f"{column.heading} paper", column.digits, signed=column.signed, printed=True)
-    return theirs, Column(f"{column.heading} Δ", column.digits, signed=True, printed=True)
+    paper_column = Column(f"{column.heading} paper", column.digits, signed=column.signed, printed=True)
+    return paper_column, Column(f"{column.heading} Δ", column.digits, signed=True, printed=True)

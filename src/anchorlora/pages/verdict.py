@@ -43,22 +43,22 @@ class Evidence:
 NOTHING = Evidence()
 
 
-def write_verdict(found: Mapping[str, Any], path: Path, evidence: Evidence = NOTHING) -> None:
+def write_verdict(verdict: Mapping[str, Any], path: Path, evidence: Evidence = NOTHING) -> None:
     """Write the page of a verdict; an older one is replaced."""
-    write_text(path, render(found, evidence))
+    write_text(path, render(verdict, evidence))
 
 
-def render(found: Mapping[str, Any], evidence: Evidence = NOTHING) -> str:
+def render(verdict: Mapping[str, Any], evidence: Evidence = NOTHING) -> str:
     """Return the page as HTML. Text from files is escaped, and the page loads nothing."""
     environment = escaping()
     environment.filters |= {"percent": percent, "signed": signed, "shortened": shortened, "metric": metric_in_words, "mark": mark}
     return environment.get_template("verdict.html.j2").render(
-        found=found,
-        rows=_rows(found),
+        verdict=verdict,
+        rows=_rows(verdict),
         answers=evidence.answers,
         curve=loss_curve(evidence.losses),
-        advice=list(advice(found, evidence)),
-        commands=next_commands(found),
+        advice=list(advice(verdict, evidence)),
+        commands=next_commands(verdict),
         limits={"prompt": PROMPT, "answer": ANSWER},
     )
 
@@ -83,21 +83,21 @@ def shortened(text: str, most: int, *, middle: bool = False) -> str:
     return text[:head].rstrip() + "…" + (text[-tail:].lstrip() if tail else "")
 
 
-def next_commands(found: Mapping[str, Any]) -> dict[str, str]:
+def next_commands(verdict: Mapping[str, Any]) -> dict[str, str]:
     """Return what to do with an adapter and the command that does it."""
-    out = Path(found["adapter"]).parent
-    run, model = shlex.quote(str(out)), shlex.quote(str(found["model"]))
+    out = Path(verdict["adapter"]).parent
+    run, model = shlex.quote(str(out)), shlex.quote(str(verdict["model"]))
     return {
         "ask it": f'anchorlora ask {run} "your question" --without',
         "export it, to serve or to publish": f"anchorlora export {run} --out {shlex.quote(f'{out}-export')}",
-        "serve it": str(found["serve"]),
+        "serve it": str(verdict["serve"]),
         "teach the next skill": f"anchorlora train {model} --after {run} --data next.jsonl --out {shlex.quote(f'{out}-next')}",
     }
 
 
-def advice(found: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
+def advice(verdict: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
     """Yield what to try where a skill was not learned, or something was not kept."""
-    skill, title = found["skill"], found.get("title") or found["name"]
+    skill, title = verdict["skill"], verdict.get("title") or verdict["name"]
     rate, epochs = evidence.learning_rate, evidence.epochs
     again = f"--epochs {3 * epochs} (it was {epochs}), or --learning-rate {2 * rate:g} (it was {rate:g})" if rate and epochs else ""
     if skill["verdict"].startswith("cannot tell") and skill.get("rows_needed"):
@@ -110,17 +110,17 @@ def advice(found: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
         yield f"{title}: train at a lower rate, --learning-rate {rate / 4:g} (it was {rate:g}), with another --out."
     elif skill["state"] != "good" and again:
         yield f"{title}: train longer or at a higher rate: {again}, with another --out."
-    lost = [kept for kept in found["kept"] if kept["state"] == "bad"]
+    lost = [kept for kept in verdict["kept"] if kept["state"] == "bad"]
     if lost:
         names = ", ".join(str(kept.get("title") or kept["name"]) for kept in lost)
-        out = Path(found["adapter"]).parent
+        out = Path(verdict["adapter"]).parent
         lower = f"a lower rate, --learning-rate {rate / 2:g} (it was {rate:g})" if rate else "a lower rate"
         half = f"anchorlora export {shlex.quote(str(out))} --scale 0.5 --out DIR"
         yield f"{names}: train at {lower}, or with --budget 0.05: the change is scaled until the loss of kept text rises no more."
         yield f"Half of the change, without training again: {half}. It forgets less and has learned less."
         if any(kept["source"] == "self" for kept in lost):
             yield "What the model writes itself stands for little of what it can do: keep real old text too, with --keep FILE."
-    for kept in found["kept"]:
+    for kept in verdict["kept"]:
         if kept.get("rows_needed"):
             more = "--self-texts N" if kept["source"] == "self" else "more rows in its file; every fifth is held out"
             yield f"{kept.get('title') or kept['name']}: keep more of it ({more}), or allow a larger drop, --margin POINTS."
@@ -148,12 +148,12 @@ def loss_curve(losses: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
     return {"line": line, "low": low, "high": high, "first": first_mean, "last": last_mean, "steps": finite[-1][0]}
 
 
-def _rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rows(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row for the skill and for each thing that is kept, with the unprotected twin's numbers where there is one; and one for
     what earlier runs of a chain kept, too.
     """
-    twin = found["unprotected"]
-    parts = [("new skill", found, found["skill"], twin and twin["skill"])]
-    parts += [("to be kept", kept, kept, twin and twin["kept"][kept["name"]]) for kept in found["kept"]]
-    parts += [("over the chain", kept, kept["over_chain"], None) for kept in found["kept"] if kept.get("over_chain")]
+    twin = verdict["unprotected"]
+    parts = [("new skill", verdict, verdict["skill"], twin and twin["skill"])]
+    parts += [("to be kept", kept, kept, twin and twin["kept"][kept["name"]]) for kept in verdict["kept"]]
+    parts += [("over the chain", kept, kept["over_chain"], None) for kept in verdict["kept"] if kept.get("over_chain")]
     return [{"name": part.get("title", part["name"]), "role": role, "now": now, "twin": of} for role, part, now, of in parts]
