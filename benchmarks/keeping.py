@@ -62,7 +62,7 @@ from anchorlora.models.session import Session
 from anchorlora.store.files import write_lines
 from anchorlora.train import train_skill
 from anchorlora.train.request import CORES, MEMORY, default_recipe, skill_request
-from anchorlora.train.stages import scored
+from anchorlora.train.stages import score_tasks
 
 SEEDS = (38, 42, 2026)
 TRAIN, TEST, KEPT, OWN = 1600, 400, 200, 512
@@ -118,7 +118,7 @@ def tests(folder: Path) -> dict[str, TextFiles]:
 def tested(loaded: LoadedModel, model: Any, folder: Path) -> dict[str, Any]:
     session = Session(settings())
     session.loaded = loaded  # what is tested is loaded already
-    return scored(session, model, tests(folder), default_recipe().changed(SAME), lambda said: None)
+    return score_tasks(session, model, tests(folder), default_recipe().changed(SAME), lambda said: None)
 
 
 def tokens(tokenizer: Any, row: dict[str, str]) -> tuple[list[int], list[int]]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from anchorlora.data import Example, Sample, TextFiles, TextSource, fingerprint, held_apart
 from anchorlora.data.holdout import RowHashes, text_hash
-from anchorlora.train.kept import held_out
+from anchorlora.train.kept import hold_out
 
 
 def examples(labels, text="passage {}"):
@@ -127,7 +127,7 @@ def test_a_file_whose_rows_repeat_is_tested_on_none_that_it_trains_on(tmp_path):
 
 def test_what_is_kept_is_measured_on_rows_unlike_those_that_are_protected():
     samples = prompts_with_answers([(str(i % 20), f"{i}") for i in range(60)])
-    protected, probes = held_out("old", samples)
+    protected, probes = hold_out("old", samples)
     assert len(probes) == 12
     assert not {s.content[: s.given] for s in protected} & {row["prompt"] for row in probes}
 

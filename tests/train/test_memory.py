@@ -17,7 +17,7 @@ from anchorlora.continual.losses import spread
 from anchorlora.data import read_samples
 from anchorlora.features.files import read_tensors
 from anchorlora.store.seal import sha256
-from anchorlora.train.kept import held_out, row_of
+from anchorlora.train.kept import hold_out, row_of
 from anchorlora.train.request import skill_request
 from skills import FEW, NARROW, written
 
@@ -104,7 +104,7 @@ def refuse_other_memory(file, C, G):
 
 
 def test_what_is_remembered_of_kept_text_is_the_dense_sum_over_its_examples(folded, data):
-    samples, _ = held_out(data["reviews"], read_samples(data["reviews"]))
+    samples, _ = hold_out(data["reviews"], read_samples(data["reviews"]))
     refuse_other_memory(folded / "skill/before/memory.safetensors", *dense_memory(data["model"], samples))
 
 
@@ -162,7 +162,7 @@ def test_an_old_adapter_is_read_as_it_is_and_folded_with_the_new_block_into_one(
     """The old adapter is one of rank 16 that another method left; the memory is that of the model with it."""
     out = tmp_path / "out"
     assert taught(data, out, "fold-16", new="questions", old=folded / "adapter") == 0
-    samples, _ = held_out(data["reviews"], read_samples(data["reviews"]))
+    samples, _ = hold_out(data["reviews"], read_samples(data["reviews"]))
     refuse_other_memory(out / "skill/before/memory.safetensors", *dense_memory(data["model"], samples, folded / "adapter"))
     refuse_leak(out, "fold-16", before=folded / "adapter")
     assert {f.rank for f in read_adapter(out / "adapter").values()} == {16}
@@ -242,7 +242,7 @@ def text_left(out, stage):
 def test_replay_trains_on_what_is_kept_and_hands_it_on(data, tmp_path, capsys):
     first, second = tmp_path / "news", tmp_path / "questions"
     assert taught(data, first, "replay") == 0
-    samples, _ = held_out(data["reviews"], read_samples(data["reviews"]))
+    samples, _ = hold_out(data["reviews"], read_samples(data["reviews"]))
     assert text_left(first, "before") == [row_of(sample) for sample in samples]
     record = json.loads((first / "record.json").read_text())
     assert record["protocol"]["start"]["old_text"] == sha256(first / "skill/before/old_text.jsonl")

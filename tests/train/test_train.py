@@ -26,10 +26,10 @@ from anchorlora.models import session
 from anchorlora.models.load import tokenizer_of
 from anchorlora.store.files import write_lines
 from anchorlora.train import price
-from anchorlora.train.kept import counted_at, held_out
+from anchorlora.train.kept import count_kept, hold_out
 from anchorlora.train.request import skill_request
 from anchorlora.train.stages import files_of, probes_in
-from anchorlora.train.train import _counted
+from anchorlora.train.train import _count_rows
 from skills import EXACT, FEW, NARROW, rows, written
 
 MINI = embedded.folder("embedded:mini", "base_model")
@@ -201,7 +201,7 @@ def test_kept_text_of_which_no_row_can_be_measured_is_refused_before_any_model_i
 def test_rows_of_one_file_are_read_again_where_they_are_left_in_several_forms(row, tmp_path):
     """A system message makes a chat of an instruction, and a row without a prompt is plain text."""
     samples = read_samples([row(i) for i in range(40)])
-    _, probes = held_out("old", samples)
+    _, probes = hold_out("old", samples)
     (tmp_path / "skill/after/probes").mkdir(parents=True)
     write_lines(tmp_path / "skill/after/probes/old.jsonl", probes)
     assert len({frozenset(probe) for probe in probes}) == 2
@@ -209,7 +209,7 @@ def test_rows_of_one_file_are_read_again_where_they_are_left_in_several_forms(ro
     assert [example.label for example in again] == [e.label for probe in probes for e in examples_of(read_samples([probe]))]
     tokenizer = tokenizer_of(BaseModelSettings(model="embedded:mini"))
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    (counts,) = counted_at(str(tmp_path), None, Encoder(tokenizer, max_tokens=100), RowHashes("new"))
+    (counts,) = count_kept(str(tmp_path), None, Encoder(tokenizer, max_tokens=100), RowHashes("new"))
     assert counts["held_out"] == counts["read"] == len(probes)
 
 
@@ -217,7 +217,7 @@ def test_rows_that_measure_what_is_kept_and_are_trained_on_are_counted(tmp_path)
     """As of a file that has grown since, and of a skill that is taught again."""
     old = [{"prompt": f"{i} is", "completion": f" {i + 1}"} for i in range(40)]
     kept = written(tmp_path / "old.jsonl", old)
-    _, probes = held_out(kept, read_samples(old))
+    _, probes = hold_out(kept, read_samples(old))
     run = tmp_path / "run/skill/after/probes"
     run.mkdir(parents=True)
     write_lines(run / "earlier.jsonl", probes)
@@ -228,7 +228,7 @@ def test_rows_that_measure_what_is_kept_and_are_trained_on_are_counted(tmp_path)
         files = files_of(request)
         learned = {sample.content for sample in files.rows_of(request.name, "train")}
         expected = sum(probe["prompt"] + probe["completion"] in learned for probe in probes)
-        assert [each["also_learned"] for each in _counted(request, files) if each["use"] != "learned"] == [expected] * len(places)
+        assert [row["also_learned"] for row in _count_rows(request, files) if row["use"] != "learned"] == [expected] * len(places)
         assert bool(expected) == shared, "one that is held out of both is not trained on"
 
 
@@ -239,7 +239,7 @@ def test_answers_that_are_longer_than_what_is_generated_are_told(tmp_path):
         request = skill_request(
             given | {"settings": {"max_new_tokens": str(most)}}, same_size=False, method="inc-lora", methods=METHODS
         )
-        (counts,) = _counted(request, files_of(request))
+        (counts,) = _count_rows(request, files_of(request))
         assert 21 < counts["longest"] <= 400
         assert counts.get("generated") == (20 if most == 20 else None)
 

@@ -135,7 +135,7 @@ def train(
     from anchorlora.train.answers import answers_of
     from anchorlora.train.judge import Margin
     from anchorlora.train.request import skill_request
-    from anchorlora.train.train import priced, train_skill
+    from anchorlora.train.train import price_skill, train_skill
 
     fields, numbers = settings_of(settings)
     options = {"epochs": epochs, "learning_rate": learning_rate, "rank": rank, "max_tokens": max_length}
@@ -163,7 +163,7 @@ def train(
     request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
     logging.disable_progress_bar()  # while weights load
     if dry_run:
-        show_price(priced(request, to, methods=METHODS), as_json=as_json)
+        show_price(price_skill(request, to, methods=METHODS), as_json=as_json)
         return
     already = RunFolder(to).is_taught
     with (

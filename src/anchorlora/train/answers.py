@@ -36,15 +36,15 @@ class Answers:
     changed: int  # of them, whose answer is another now
 
 
-def answers_of(out: Path, found: Mapping[str, Any]) -> list[Answers]:
+def answers_of(out: Path, verdict: Mapping[str, Any]) -> list[Answers]:
     """Return answers of a skill and of each kept thing of its verdict; plain text has none."""
-    folder, name = out / SKILL, found["name"]
+    folder, name = out / SKILL, verdict["name"]
     then, now = scores_in(folder, "before"), scores_in(folder, "after")
     learned = [row.model_dump() for row in read_predictions(RunFolder(out).task(1, name).predictions)]
-    parts = [_answers(name, found.get("title") or name, probes_in(folder / "after", name), then[name], learned, range(OF_SKILL))]
-    for part in found["kept"]:
+    parts = [_answers(name, verdict.get("title") or name, probes_in(folder / "after", name), then[name], learned, range(OF_SKILL))]
+    for part in verdict["kept"]:
         kept, title = part["name"], part.get("title") or part["name"]
-        shown = next((i for i, pair in enumerate(zip(then[kept], now[kept], strict=True)) if _changed(*pair)), 0)
+        shown = next((i for i, pair in enumerate(zip(then[kept], now[kept], strict=True)) if _differ(*pair)), 0)
         parts.append(_answers(kept, title, probes_in(folder / "before", kept), then[kept], now[kept], range(shown, shown + 1)))
     return [part for part in parts if part.shown]
 
@@ -52,11 +52,11 @@ def answers_of(out: Path, found: Mapping[str, Any]) -> list[Answers]:
 def _answers(name: str, title: str, files: TextFiles, before: Sequence[Any], after: Sequence[Any], places: range) -> Answers:
     rows = list(zip(files.examples(name, "test", limit=places.stop), before, after, strict=False))[places.start :]
     shown = [_answer(example, was, now) for example, was, now in rows if example.messages or example.sentence]
-    changed = sum(_changed(was, now) for was, now in zip(before, after, strict=True))
+    changed = sum(_differ(was, now) for was, now in zip(before, after, strict=True))
     return Answers(title, tuple(shown), len(before), changed)
 
 
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+def _differ(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     return bool(before["text"].strip() != after["text"].strip())
 
 

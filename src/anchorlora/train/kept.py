@@ -50,25 +50,25 @@ class Kept:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def kept_at(place: str, columns: str | None, unfit: Mapping[str, Collection[int]] | None = None) -> list[Kept]:
-    """Return what a place of `--keep` or `--after` stands for: one thing, or an earlier skill and all that it kept."""
+def read_kept(source: str, columns: str | None, unfit: Mapping[str, Collection[int]] | None = None) -> list[Kept]:
+    """Return what a source of `--keep` or `--after` stands for: one thing, or an earlier skill and all that it kept."""
     unfit = unfit or {}
-    if place == SELF:
+    if source == SELF:
         return [Kept(SELF, SELF)]
-    skill = Path(place) / SKILL
+    skill = Path(source) / SKILL
     if not skill.is_dir():
-        name = name_of_data(place)
-        samples, probes = held_out(place, _samples(place, columns, MOST_ROWS), unfit=unfit.get(name, ()))
-        return [Kept(name, place, samples, probes, facts={"title": shown(stem_of(place))})]
-    RunFolder(Path(place)).refuse_damaged_skill()
+        name = name_of_data(source)
+        samples, probes = hold_out(source, _samples(source, columns, MOST_ROWS), unfit=unfit.get(name, ()))
+        return [Kept(name, source, samples, probes, facts={"title": shown(stem_of(source))})]
+    RunFolder(Path(source)).refuse_damaged_skill()
     left_cores = (skill / "after" / CORES).is_file()  # a method with a memory leaves that instead
     origin = read_origin(skill / "after" / CORES) if left_cores else {}
     files = _probes_of(skill)
     left = skill / "after" / MEMORY
     memory = read_tensors(left) if left.is_file() else None
     old_text = _rows_left(skill, OLD_TEXT)
-    learned = [(place, row) for row in _rows_left(skill, UNREAD)]
-    unread = samples_of(learned, source=place, mixed=True) if learned else []
+    learned = [(source, row) for row in _rows_left(skill, UNREAD)]
+    unread = samples_of(learned, source=source, mixed=True) if learned else []
     cores = joined_cores_in(skill / "after", [file.stem for file in files]) if left_cores else None
     kept: list[Kept] = []
     titles = _titles(skill)
@@ -78,7 +78,7 @@ def kept_at(place: str, columns: str | None, unfit: Mapping[str, Collection[int]
         kept.append(
             Kept(
                 file.stem,
-                place,
+                source,
                 probes=probes,
                 cores=cores,
                 memory=memory,
@@ -103,13 +103,13 @@ def _titles(skill: Path) -> dict[str, str | None]:
     return {kept["name"]: kept.get("title") for kept in facts["kept"]} | {request["name"]: request.get("title")}
 
 
-def counted_at(place: str, columns: str | None, encoder: Encoder, learned: RowHashes) -> list[dict[str, Any]]:
-    """Return how many rows a place of `--keep` or `--after` has of each thing that it stands for, and of how many of them what;
+def count_kept(source: str, columns: str | None, encoder: Encoder, learned: RowHashes) -> list[dict[str, Any]]:
+    """Return how many rows a source of `--keep` or `--after` has of each thing that it stands for, and of how many of them what;
     `also_learned` are those that measure it and are trained on now.
     """
-    if place == SELF:
+    if source == SELF:
         return []
-    skill = Path(place) / SKILL
+    skill = Path(source) / SKILL
     if skill.is_dir():
         parts = []
         for file in _probes_of(skill):
@@ -117,31 +117,31 @@ def counted_at(place: str, columns: str | None, encoder: Encoder, learned: RowHa
             samples = samples_of(rows, source=str(file), mixed=True)
             counts, unfit = counted(file.stem, samples, encoder, measured=True)
             if len(unfit) == len(samples):
-                raise _unmeasured(next(iter(unfit.values())), len(samples))
+                raise _no_probes(next(iter(unfit.values())), len(samples))
             held = len(samples) - len(unfit)
             counts["also_learned"] = learned.shared_with(s for n, s in enumerate(samples) if n not in unfit)
-            parts.append({"name": file.stem, "source": place, "use": "measured", **counts, "held_out": held, "unfit": [*unfit]})
+            parts.append({"name": file.stem, "source": source, "use": "measured", **counts, "held_out": held, "unfit": [*unfit]})
         return parts
-    samples = _samples(place, columns, MOST_ROWS + 1)
+    samples = _samples(source, columns, MOST_ROWS + 1)
     more, samples = len(samples) > MOST_ROWS, samples[:MOST_ROWS]
-    counts, unfit = counted(place, samples, encoder, measured=True)
-    _, probes = held_out(place, samples, unfit=unfit)
+    counts, unfit = counted(source, samples, encoder, measured=True)
+    _, probes = hold_out(source, samples, unfit=unfit)
     if not probes:
-        raise _unmeasured(next(iter(unfit.values())), len(samples))
-    measured = samples_of(((place, row) for row in probes), source=place, mixed=True)
+        raise _no_probes(next(iter(unfit.values())), len(samples))
+    measured = samples_of(((source, row) for row in probes), source=source, mixed=True)
     counts |= {"held_out": len(probes), "more": more, "unfit": [*unfit], "also_learned": learned.shared_with(measured)}
-    return [{"name": name_of_data(place), "source": place, "use": "kept", **counts}]
+    return [{"name": name_of_data(source), "source": source, "use": "kept", **counts}]
 
 
-def _samples(place: str, columns: str | None, limit: int) -> list[Sample]:
+def _samples(source: str, columns: str | None, limit: int) -> list[Sample]:
     """Rows of kept text, whose columns have an option of their own."""
     try:
-        return read_samples(place, column=columns, limit=limit)
+        return read_samples(source, column=columns, limit=limit)
     except InvalidValue as error:
         raise InvalidValue(str(error).replace("with --columns", "with --keep-columns")) from error
 
 
-def _unmeasured(first: str, rows: int) -> InvalidValue:
+def _no_probes(first: str, rows: int) -> InvalidValue:
     return InvalidValue(f"{first}; without it none of {rows} rows can measure what is kept")
 
 
@@ -158,7 +158,7 @@ def refuse_repeated(kept: Sequence[str], skill: str) -> None:
             raise InvalidValue(f"two things that are kept are both called {name}; give one of their files another name")
 
 
-def held_out(
+def hold_out(
     name: str, samples: Sequence[Sample], *, unfit: Collection[int] = (), share: int = SHARE
 ) -> tuple[list[Sample], list[dict[str, Any]]]:
     """Return samples for cores, and rows to measure by: one of `share`, by a hash of its text, with all that go with it."""

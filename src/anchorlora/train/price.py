@@ -40,7 +40,7 @@ from anchorlora.models.packing import unpackable
 from anchorlora.models.session import Session
 from anchorlora.runs.sizes import sizes
 from anchorlora.train.budget import STEPS
-from anchorlora.train.kept import OWN_SHARE, SHARE, kept_at
+from anchorlora.train.kept import OWN_SHARE, SHARE, read_kept
 from anchorlora.train.request import SELF, SkillRequest, leaves_cores
 
 clock = time.perf_counter
@@ -128,9 +128,9 @@ def price_of(
     task = files.task(request.name)
     train = files.encoded(request.name, "train", encoder)
     test = files.encoded(request.name, "test", encoder, limit=recipe.tasks.test_limit)
-    rates = measured(session, adapted, recipe, train, writes=SELF in request.keep)
+    rates = measure_rates(session, adapted, recipe, train, writes=SELF in request.keep)
     skill = _part(request.name, test, answered=task.answered)
-    kept = [*_kept(request, encoder, rows)]
+    kept = [*_kept_parts(request, encoder, rows)]
     tokens, steps = sum(train.lengths), recipe.steps(len(train))
     phases = [Phase("loading the model", "", loading)]
     if SELF in request.keep:
@@ -147,13 +147,13 @@ def price_of(
     most = task.max_new_tokens or evaluation.max_new_tokens
     batch = TOKENS * evaluation.eval_batch
     for part in (skill, *kept):
-        phases.append(_tested(f"testing {part.name} before", part, rates, most, batch))
+        phases.append(_test_phase(f"testing {part.name} before", part, rates, most, batch))
     start = sum(_read_back(part.examples, train, rates) for part in method.constraints if isinstance(part, GradientStart))
     ended = 0.0 if method.provided_cores is not None else rates.spectra  # cores of the task are made of rows where it ends
     phases.append(Phase("training", f"{steps:,} steps", start + settings.epochs * tokens * rates.learning + ended))
-    phases.append(_tested(f"testing {skill.name} after", skill, rates, min(most, skill.answer + 1), batch))
+    phases.append(_test_phase(f"testing {skill.name} after", skill, rates, min(most, skill.answer + 1), batch))
     for part in kept:
-        phases.append(_tested(f"testing {part.name} after", part, rates, most, batch))
+        phases.append(_test_phase(f"testing {part.name} after", part, rates, most, batch))
     if method.reads_past and not left:
         phases.append(_depended_on("reading what its answers depend on", method, len(train), mean(train.lengths), rates))
     if leaves_cores(request, method):
@@ -192,17 +192,17 @@ def _part(name: str, examples: EncodedExamples, *, answered: bool, read: bool = 
     return Part(name, len(prompts), mean(prompts), mean(answers) if answered else 0.0, mean(prompts) + mean(answers), read, known)
 
 
-def _kept(request: SkillRequest, encoder: Encoder, rows: Any) -> Iterator[Part]:
+def _kept_parts(request: SkillRequest, encoder: Encoder, rows: Any) -> Iterator[Part]:
     """Tests of each thing that is kept; of texts that are not there yet, the longest."""
-    for place in request.keep:
-        if place == SELF:
+    for source in request.keep:
+        if source == SELF:
             chat = bool(encoder.tokenizer.chat_template)
             user, answer = (OWN_TOKENS * share for share in WRITTEN)
             yield Part(SELF, max(1, request.own // OWN_SHARE), user, answer * chat, user * chat + answer, known=True)
-    places = [*([request.after] if request.after else []), *(place for place in request.keep if place != SELF)]
+    sources = [*([request.after] if request.after else []), *(source for source in request.keep if source != SELF)]
     unfit = {row["name"]: row.get("unfit", ()) for row in rows}
-    for place in places:
-        for kept in kept_at(place, request.keep_columns, unfit):
+    for source in sources:
+        for kept in read_kept(source, request.keep_columns, unfit):
             if kept.probes:
                 samples = read_samples(kept.probes)
                 examples = encoder.encode(TextTask(kept.name), examples_of(samples))
@@ -219,7 +219,7 @@ def _own_text(session: Session, request: SkillRequest, rates: Rates) -> Phase:
     return Phase("writing texts of its own", f"{request.own:,} texts of at most {len(messages) * OWN_TOKENS} tokens", seconds)
 
 
-def _tested(what: str, part: Part, rates: Rates, most: float, batch: int) -> Phase:
+def _test_phase(what: str, part: Part, rates: Rates, most: float, batch: int) -> Phase:
     """Losses of all rows, and answers of so many tokens to batches of prompts, which go on from what was read for the losses."""
     seconds, amount = (part.rows + TRIED) * part.text * rates.reading, f"{part.rows:,} rows"
     if part.answer:
@@ -233,7 +233,7 @@ def _tested(what: str, part: Part, rates: Rates, most: float, batch: int) -> Pha
     return Phase(what, amount, seconds)
 
 
-def measured(session: Session, adapted: Any, recipe: Recipe, examples: EncodedExamples, *, writes: bool) -> Rates:
+def measure_rates(session: Session, adapted: Any, recipe: Recipe, examples: EncodedExamples, *, writes: bool) -> Rates:
     """Measure a model for a few seconds; it is left without an adapter."""
     settings = recipe.training
     window = [examples[i] for i in range(min(len(examples), settings.window))]

@@ -64,11 +64,11 @@ INSTEAD = {
 }
 
 
-def asked_by(difference: str) -> str:
+def name_option(difference: str) -> str:
     """Return a difference of two requests, which begins with a field, by the option that asks for it."""
     field, colon, values = difference.partition(": ")
-    place, _, name = field.partition(".")
-    asked = "--set" if place in ("settings", "numbers") else INSTEAD.get(name if place == "base_model" else place, field)
+    section, _, name = field.partition(".")
+    asked = "--set" if section in ("settings", "numbers") else INSTEAD.get(name if section == "base_model" else section, field)
     return asked + colon + values
 
 
@@ -182,27 +182,27 @@ def default_recipe() -> Recipe:
 
 
 def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | None, methods: Mapping[str, Method]) -> SkillRequest:
-    """Return a request with places made absolute, a name and a method."""
+    """Return a request with locations made absolute, a name and a method."""
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name in ("data", "test", "old_adapter", "after"):
         if name in fields:
             fields[name] = absolute(fields[name])
     files = {name: fields["base_model"].get(name) for name in ("model", "chat_template")}
-    local = {name: absolute(place) for name, place in files.items() if place is not None and expanded(place).exists()}
+    local = {name: absolute(file) for name, file in files.items() if file is not None and expanded(file).exists()}
     fields["base_model"] = fields["base_model"] | local
     if "old_adapter" in fields and not (Path(fields["old_adapter"]) / CONFIG).is_file():  # a run, or one of its tasks
         run = RunFolder(Path(fields["old_adapter"]))
         within = artifact_in(run.root).adapter if run.has_begun and not run.skill.is_dir() else run.adapter
         fields["old_adapter"] = str(within) if (within / CONFIG).is_file() else fields["old_adapter"]
     _refuse_repeated_fields(fields.get("settings", {}))
-    fields["keep"] = tuple(_place_to_keep(each) for each in fields.get("keep", ()))
+    fields["keep"] = tuple(_source_to_keep(source) for source in fields.get("keep", ()))
     if "after" in fields and "old_adapter" in fields:
         raise InvalidValue("--after continues from that run's adapter, so --adapter does not fit; leave one of them out")
     if same_size and not ({"after", "old_adapter"} & set(fields)):
         raise InvalidValue(
             "--same-size trains an old adapter further, and there is none: give --adapter or --after, or leave it out"
         )
-    how = methods[method or (SAME_SIZE if same_size and not _remembered(fields.get("after")) else _fresh(fields))]
+    how = methods[method or (SAME_SIZE if same_size and not _has_memory(fields.get("after")) else _fresh(fields))]
     if same_size and how.plan.family != "shared" and getattr(how.plan, "grows", True):
         raise InvalidValue(f"--same-size needs a method whose adapter does not grow, and {how.name} adds a block per task")
     if same_size and hasattr(how.plan, "rank"):
@@ -228,9 +228,9 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     return SkillRequest.read(fields | {"method": how.name, "same_size": same_size}, "train")
 
 
-def _remembered(place: Any) -> bool:
+def _has_memory(run: Any) -> bool:
     """True if an earlier run left what answers depend on, so that its adapter is folded and does not grow."""
-    return bool(place) and (Path(place) / SKILL / "after" / MEMORY).is_file()
+    return bool(run) and (Path(run) / SKILL / "after" / MEMORY).is_file()
 
 
 def _as_large(how: Method, adapter: Path) -> dict[str, float]:
@@ -240,17 +240,17 @@ def _as_large(how: Method, adapter: Path) -> dict[str, float]:
     return {f"{type(how.plan).__name__}.rank": float(max(factors.rank for factors in read_adapter(adapter, beside={}).values()))}
 
 
-def _place_to_keep(place: str) -> str:
-    """A place of `--keep`, made absolute; a misspelled "self" is no file."""
-    if place != SELF and get_close_matches(place.lower(), [SELF], cutoff=0.7) and not expanded(place).exists():
-        raise InvalidValue(f"--keep {place}: there is no such file; what the model writes itself is kept with --keep self")
-    return place if place == SELF else absolute(place)
+def _source_to_keep(source: str) -> str:
+    """A source of `--keep`, made absolute; a misspelled "self" is no file."""
+    if source != SELF and get_close_matches(source.lower(), [SELF], cutoff=0.7) and not expanded(source).exists():
+        raise InvalidValue(f"--keep {source}: there is no such file; what the model writes itself is kept with --keep self")
+    return source if source == SELF else absolute(source)
 
 
 def _fresh(fields: Mapping[str, Any]) -> str:
     """The method of a new block: the exact one beside an old adapter, which a fold would cut, or a run that left cores alone."""
-    runs = [place for place in (fields.get("after"), *fields["keep"]) if place and (Path(place) / SKILL / "after").is_dir()]
-    return EXACT if fields.get("old_adapter") or not all(map(_remembered, runs)) else FRESH
+    runs = [source for source in (fields.get("after"), *fields["keep"]) if source and (Path(source) / SKILL / "after").is_dir()]
+    return EXACT if fields.get("old_adapter") or not all(map(_has_memory, runs)) else FRESH
 
 
 def _refuse_repeated_fields(settings: Mapping[str, str]) -> None:
@@ -276,14 +276,14 @@ def reads_cores(method: Method) -> bool:
     return ("core" in method.requires or _merges(method)) and method.provided_cores is None
 
 
-def earlier_places(request: SkillRequest) -> list[str]:
+def earlier_sources(request: SkillRequest) -> list[str]:
     """Return everything that is kept: files, "self", and directories of earlier skills."""
     return [*([request.after] if request.after is not None else []), *request.keep]
 
 
 def earlier_skills(request: SkillRequest) -> list[Path]:
     """Return what the earlier skills that are kept have left, each a folder."""
-    left = (Path(place) / SKILL / "after" for place in earlier_places(request))
+    left = (Path(source) / SKILL / "after" for source in earlier_sources(request))
     return [folder for folder in left if folder.is_dir()]
 
 
@@ -305,11 +305,11 @@ def _merges(method: Method) -> bool:
     return "core" not in method.requires and getattr(method.plan, "rewrites", False)
 
 
-def absolute(place: str) -> str:
-    """Return a place so that it means the same from every folder; an id of the hub is returned as it is."""
-    path = expanded(place)
-    elsewhere = "://" in place or (HUB.fullmatch(place) and not path.exists())
-    return place if elsewhere else os.path.abspath(path)
+def absolute(location: str) -> str:
+    """Return a location so that it means the same from every folder; an id of the hub is returned as it is."""
+    path = expanded(location)
+    elsewhere = "://" in location or (HUB.fullmatch(location) and not path.exists())
+    return location if elsewhere else os.path.abspath(path)
 
 
 def name_of_data(data: str) -> str:

@@ -35,7 +35,7 @@ from anchorlora.store.run_folder import (
 )
 from anchorlora.store.seal import SEAL, damage, read_sealed, seal, sha256, write_sealed
 from anchorlora.train.kept import ROWS
-from anchorlora.train.request import SELF, SkillRequest, asked_by
+from anchorlora.train.request import SELF, SkillRequest, name_option
 
 OF_A_MODEL = (
     *("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.model", "*.txt", "*.tiktoken", "*.py"),
@@ -53,7 +53,7 @@ def request_in(file: Path) -> SkillRequest:
     return SkillRequest.read(load_yaml(file), str(file))
 
 
-def settled(request: SkillRequest, out: Path) -> SkillRequest:
+def settle(request: SkillRequest, out: Path) -> SkillRequest:
     """Return the request with what may be another tomorrow: the commit of a model on the hub, and the day where a template writes
     it; with the numbers of the skill before, where the method is the same.
     """
@@ -77,12 +77,12 @@ def refuse_others(request: SkillRequest, out: Path) -> None:
     """Check that this is the directory of the request, or empty but for what a killed process has left; write nothing."""
     file = out / SKILL / REQUEST
     if file.exists():
-        changed = [asked_by(each) for each in differences(request_in(file), request)]
+        changed = [name_option(difference) for difference in differences(request_in(file), request)]
         if changed:
             raise InvalidValue(f"{out} belongs to another request ({'; '.join(changed[:3])}); choose another --out")
     elif out.exists() and not out.is_dir():
         raise InvalidValue(f"{out} is not a folder; choose another --out")
-    elif (out / SKILL).exists() or (out.exists() and not all(may_precede_config(place) for place in out.iterdir())):
+    elif (out / SKILL).exists() or (out.exists() and not all(may_precede_config(path) for path in out.iterdir())):
         raise InvalidValue(f"{out} is not empty and holds no skill; choose another --out")
 
 
@@ -139,13 +139,13 @@ def compare_inputs(request: SkillRequest, skill: Path) -> None:
 def _refuse_other_base(request: SkillRequest, skill: Path) -> None:
     """Refuse an earlier skill of another base model: what it kept, and its adapter, are of those weights."""
     now = _weights(request, skill)
-    for place in (expanded(place) for place in (request.after, *request.keep) if place not in (None, SELF)):
-        if (place / SKILL / INPUTS).is_file():
-            earlier = request_in(place / SKILL / REQUEST)
-            then = _weights(earlier, place / SKILL)
+    for folder in (expanded(source) for source in (request.after, *request.keep) if source not in (None, SELF)):
+        if (folder / SKILL / INPUTS).is_file():
+            earlier = request_in(folder / SKILL / REQUEST)
+            then = _weights(earlier, folder / SKILL)
             if then and now and then != now:
                 raise InvalidValue(
-                    f"{place} was trained on other weights ({earlier.base_model.model}) than those of {request.base_model.model}; "
+                    f"{folder} was trained on other weights ({earlier.base_model.model}) than those of {request.base_model.model}; "
                     "give that model"
                 )
 
@@ -177,31 +177,31 @@ def seal_skill(request: SkillRequest, out: Path) -> None:
 
 def refuse_damaged_past(request: SkillRequest) -> None:
     """Refuse an earlier skill, or its adapter, that is not what was written."""
-    for place in (request.after, *request.keep):
-        if place is not None and place != SELF and (expanded(place) / SKILL).is_dir():
-            RunFolder(expanded(place)).refuse_damaged_skill()
+    for source in (request.after, *request.keep):
+        if source is not None and source != SELF and (expanded(source) / SKILL).is_dir():
+            RunFolder(expanded(source)).refuse_damaged_skill()
     if request.old_adapter is not None:
         refuse_altered(expanded(request.old_adapter))
         refuse_damaged_adapter(expanded(request.old_adapter))
 
 
 def _hashes(request: SkillRequest) -> dict[str, str]:
-    found = {}
+    hashes = {}
     for file in _files(request):
         try:
-            found[str(file)] = sha256(file)
+            hashes[str(file)] = sha256(file)
         except FileNotFoundError:
             raise InvalidValue(f"{file} went away while it was read; put it back, and give the same command") from None
     base = request.base_model
     commit = commit_of(base)
-    return found | ({str(base.model): commit} if commit else {})
+    return hashes | ({str(base.model): commit} if commit else {})
 
 
 def _files(request: SkillRequest) -> Iterator[Path]:
-    for place in (request.data, request.test, *request.keep, request.after):
-        if place is None or place == SELF:
+    for source in (request.data, request.test, *request.keep, request.after):
+        if source is None or source == SELF:
             continue
-        path = expanded(place)
+        path = expanded(source)
         if (path / SKILL).is_dir():
             yield path / SKILL / SEAL
         elif path.is_dir():
@@ -218,5 +218,5 @@ def _files(request: SkillRequest) -> Iterator[Path]:
 
 
 def _of_a_model(folder: Path) -> list[Path]:
-    found = {file for pattern in OF_A_MODEL for file in folder.glob(pattern)} if folder.is_dir() else set()
-    return sorted(file for file in found if file.is_file())
+    files = {file for pattern in OF_A_MODEL for file in folder.glob(pattern)} if folder.is_dir() else set()
+    return sorted(file for file in files if file.is_file())

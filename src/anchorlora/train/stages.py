@@ -72,10 +72,10 @@ from anchorlora.train.kept import (
     capacity,
     cores_of_layers,
     facts_of_joined,
-    held_out,
+    hold_out,
     joined_cores_in,
-    kept_at,
     new_cores,
+    read_kept,
     row_of,
     rows_of_file,
     write_joined_cores,
@@ -88,7 +88,7 @@ from anchorlora.train.request import (
     UNREAD,
     SkillRequest,
     default_recipe,
-    earlier_places,
+    earlier_sources,
     leaves_cores,
     reads_cores,
 )
@@ -133,8 +133,8 @@ class Teaching:
     def kept_scores(self, adapted: Any, recipe: Recipe) -> dict[str, list[dict[str, Any]]]:
         """Return the scores of a model on the probes of everything that is kept."""
         kept = facts_in(self.folder)["kept"]
-        probes = {each["name"]: probes_in(self.folder / "before", each["name"]) for each in kept if each["probes"]}
-        return scored(self.session, adapted, probes, recipe, self.say, self.tell)
+        probes = {part["name"]: probes_in(self.folder / "before", part["name"]) for part in kept if part["probes"]}
+        return score_tasks(self.session, adapted, probes, recipe, self.say, self.tell)
 
 
 def before(teaching: Teaching) -> None:
@@ -167,12 +167,12 @@ def before(teaching: Teaching) -> None:
             continue
         if part.cores is None:
             made = _cores(session, adapted, part.samples, recipe, teaching.begin(f"finding what to protect of {part.name}"))
-            part.facts, found = {**part.facts, **made.origin}, new_cores(part.name, made.layers)
+            part.facts, cores = {**part.facts, **made.origin}, new_cores(part.name, made.layers)
         elif any(part.name in core.energy for core in union.values()):
             continue  # one run's cores stand for all that it kept
         else:
-            found = cores_of_layers(part, adapted)
-        union = joined_within(union, found, asked=recipe.features.energy)
+            cores = cores_of_layers(part, adapted)
+        union = joined_within(union, cores, asked=recipe.features.energy)
     for layer, core in union.items() if reads_cores(method) else ():
         core.refuse_full(layer)
     with sealed_folder(folder / "before") as temporary:
@@ -192,11 +192,12 @@ def before(teaching: Teaching) -> None:
             write_tensors(temporary / MEMORY, memory)
         if method.provided_cores is not None:
             protected = method.provided_cores(memory).values()
-            directions, energy = mean(each.core.k for each in protected), mean(each.retained_energy for each in protected)
+            directions = mean(layer_core.core.k for layer_core in protected)
+            energy = mean(layer_core.retained_energy for layer_core in protected)
             facts["memory"] = {"directions": directions, "energy": energy}
         write_text(temporary / FACTS, json.dumps(facts, indent=1))
         tasks = {request.name: teaching.files, **{p.name: probes_in(temporary, p.name) for p in kept if p.probes}}
-        scores = scored(session, adapted, tasks, recipe, teaching.say, teaching.tell)
+        scores = score_tasks(session, adapted, tasks, recipe, teaching.say, teaching.tell)
         add_first(request.after, scores)
         write_text(temporary / SCORES, json.dumps(scores))
 
@@ -210,15 +211,15 @@ def add_first(after: str | None, scores: Mapping[str, list[dict[str, Any]]]) -> 
     for name in scores.keys() & then.keys() & kept:
         first = {(row["prompt_sha256"], row["gold"]): row.get("first", row["metrics"]) for row in then[name]}
         for row in scores[name]:
-            found = first.get((row["prompt_sha256"], row["gold"]), {})
-            if found.keys() == row["metrics"].keys():
-                row["first"] = found
+            metrics = first.get((row["prompt_sha256"], row["gold"]), {})
+            if metrics.keys() == row["metrics"].keys():
+                row["first"] = metrics
 
 
 def parts_of(request: SkillRequest, method: Method, rows: Sequence[Mapping[str, Any]], adapted: Any) -> list[Kept]:
     """Return everything that is kept; a memory of other layers than those that are adapted is refused."""
-    unfit = {each["name"]: each.get("unfit", ()) for each in rows}
-    kept = [part for place in earlier_places(request) for part in kept_at(place, request.keep_columns, unfit)]
+    unfit = {row["name"]: row.get("unfit", ()) for row in rows}
+    kept = [part for source in earlier_sources(request) for part in read_kept(source, request.keep_columns, unfit)]
     for part in kept if method.reads_past else ():
         if part.memory is not None and not all(f"{INPUTS}/{layer}" in part.memory for layer in lora_layers(adapted)):
             raise InvalidValue(
@@ -244,7 +245,7 @@ def _write_own_text(teaching: Teaching, part: Kept, adapted: Any, room: int) -> 
         watch=lambda texts: teaching.tell("writing texts of its own", texts, request.own),
     )
     samples, ends = read_samples(rows), ends_of(adapted)
-    part.samples, part.probes = held_out(part.name, samples, share=OWN_SHARE)
+    part.samples, part.probes = hold_out(part.name, samples, share=OWN_SHARE)
     counts, _ = counted(part.name, samples, Encoder(tokenizer, max_tokens=room, ends=ends), measured=True)
     counts = {"name": part.name, "source": SELF, "use": "kept", **counts, "held_out": len(part.probes)}
     part.facts |= {"rows": counts, "own": defects(rows, stops=stop_ids(tokenizer, ends))}
@@ -261,7 +262,7 @@ def after(teaching: Teaching, recipe: Recipe, *, left: bool) -> None:
             watch = teaching.begin(f"finding what a later skill must protect of {request.name}")
             samples = islice(source.rows_of(request.name, "train"), MOST_ROWS)  # what is held out measures a later skill
             made = _cores(session, adapted, samples, recipe, watch)
-            kept = [each["name"] for each in facts_in(folder)["kept"]]
+            kept = [part["name"] for part in facts_in(folder)["kept"]]
             union = joined_cores_in(earlier, kept) if (earlier / CORES).exists() else {}
             union = joined_within(union, new_cores(request.name, made.layers), asked=recipe.features.energy)
             write_joined_cores(temporary, union, origin=dict(made.origin))
@@ -281,7 +282,7 @@ def after(teaching: Teaching, recipe: Recipe, *, left: bool) -> None:
         write_lines(temporary / PROBES / f"{request.name}.jsonl", map(row_of, tests))
 
 
-def scored(
+def score_tasks(
     session: Session,
     adapted: Any,
     tasks: Mapping[str, TextFiles],
@@ -291,7 +292,7 @@ def scored(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the scores of every test example of some tasks."""
     encoder = Encoder(session.tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(adapted))
-    evaluation, found = recipe.evaluation, {}
+    evaluation, scores = recipe.evaluation, {}
     for name, files in tasks.items():
         say(what := f"testing {name}")
         task = files.task(name, encoder)
@@ -307,14 +308,14 @@ def scored(
         with without_empty(adapted):
             answers = scorer.score(task, examples, count=counting.read, watch=counting.answered)
         of_row = Counter(e.example.place for e in examples)
-        found[name] = [
+        scores[name] = [
             {"text": a.text, "gold": a.gold, "metrics": dict(a.scores), "prompt_sha256": e.prompt_sha256}
             | (
                 {"row": e.example.place} if e.example.place and of_row[e.example.place] > 1 else {}
             )  # one of several turns of a chat
             for a, e in zip(answers, examples, strict=True)
         ]
-    return found
+    return scores
 
 
 class Counting:
@@ -341,8 +342,8 @@ def files_of(request: SkillRequest) -> TextFiles:
 
 def probes_in(folder: Path, name: str) -> TextFiles:
     """Return the probes of something that is kept, as a task that is only tested."""
-    place = str(folder / PROBES / f"{name}.jsonl")
-    return TextFiles({name: TextSource(place, test=place, reader=partial(samples_in, mixed=True))})
+    path = str(folder / PROBES / f"{name}.jsonl")
+    return TextFiles({name: TextSource(path, test=path, reader=partial(samples_in, mixed=True))})
 
 
 def facts_in(folder: Path) -> dict[str, Any]:
@@ -353,9 +354,9 @@ def facts_in(folder: Path) -> dict[str, Any]:
 def rows_in(folder: Path) -> list[dict[str, Any]]:
     """Return how many rows each source of text has, and of how many of them what; none where an earlier version did not count."""
     file = folder / ROWS
-    found = read_file(file, list[dict[str, Any]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED) if file.is_file() else []
-    own = [each["rows"] for each in facts_in(folder)["kept"] if "rows" in each] if (folder / "before").is_dir() else []
-    return found + own
+    rows = read_file(file, list[dict[str, Any]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED) if file.is_file() else []
+    own = [part["rows"] for part in facts_in(folder)["kept"] if "rows" in part] if (folder / "before").is_dir() else []
+    return rows + own
 
 
 def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
@@ -395,10 +396,11 @@ def change_on(data: str | Path, before: Path, after: Path, *, model: str | None 
     settings = now.base_model(model)
     if settings.model is None:
         raise InvalidValue(f"{after} names no base model; give it with --model")
-    place = str(data)
-    files = TextFiles({"data": TextSource(place, test=place)})
+    source = str(data)
+    files = TextFiles({"data": TextSource(source, test=source)})
     files.task("data")  # what cannot be read is refused before the model is loaded
-    session, found = Session(settings, adapter=now.adapter), []  # prompts of both are rendered by its template
+    session, scores = Session(settings, adapter=now.adapter), []  # prompts of both are rendered by its template
     for adapter in (None if then.kind == "model" else then.adapter, now.adapter):
-        found.append(scored(session, session.adapted(adapter), {"data": files}, default_recipe(), lambda sentence: None)["data"])
-    return asdict(Comparison.of(*found))
+        answers = score_tasks(session, session.adapted(adapter), {"data": files}, default_recipe(), lambda sentence: None)
+        scores.append(answers["data"])
+    return asdict(Comparison.of(*scores))

@@ -36,7 +36,7 @@ from anchorlora.store.seal import sealed_folder
 from anchorlora.train import price
 from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear, rows_tested
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
-from anchorlora.train.kept import OWN_SHARE, counted_at, refuse_repeated
+from anchorlora.train.kept import OWN_SHARE, count_kept, refuse_repeated
 from anchorlora.train.request import (
     CORES,
     EXACT,
@@ -46,8 +46,8 @@ from anchorlora.train.request import (
     SELF,
     SkillRequest,
     default_recipe,
-    earlier_places,
     earlier_skills,
+    earlier_sources,
     leaves_rows,
     reads_cores,
 )
@@ -60,7 +60,7 @@ from anchorlora.train.sealed import (
     refuse_others,
     request_in,
     seal_skill,
-    settled,
+    settle,
 )
 from anchorlora.train.stages import (
     ALL_LINEAR,
@@ -101,33 +101,33 @@ def train_skill(
     if not (out / SKILL / REQUEST).exists():
         refuse_others(request, out)
         _refuse_early(request, request.method_in(methods))
-    request = settled(request, out)
+    request = settle(request, out)
     refuse_others(request, out)
     if RunFolder(out).is_taught:
-        return _finished(request, out, margin)
+        return _read_verdict(request, out, margin)
     _refuse_early(request, request.method_in(methods))
     with _alone(out) as lease, lease.lent():
         if RunFolder(out).is_taught:  # another process has finished it meanwhile
             refuse_others(request, out)
-            return _finished(request, out, margin)
+            return _read_verdict(request, out, margin)
         teaching = Teaching(request, out, request.method_in(methods), _session(request), files_of(request), say, callbacks)
         _teach(teaching, lease, stop=stop, execution=execution or {})
         lease.check()
-        verdict = _judged(request, out, margin)
+        verdict = _judge(request, out, margin)
         write_text(RunFolder(out).verdict, json.dumps(verdict.as_dict(), indent=1) + "\n")
         seal_skill(request, out)
         return verdict
 
 
-def priced(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -> price.Price:
+def price_skill(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -> price.Price:
     """Return what teaching a skill will take, or refuse what `train_skill` would refuse; nothing is written."""
     _refuse_early(request, request.method_in(methods))
-    request = settled(request, out)
+    request = settle(request, out)
     refuse_others(request, out)
     method = request.method_in(methods)  # with the numbers of the skill before
     refuse_damaged_past(request)
     files, session = files_of(request), _session(request)
-    rows = _counted(request, files)
+    rows = _count_rows(request, files)
     began = price.clock()
     parts_of(request, method, rows, session.adapted(request.adapter, targets=request.targets or ALL_LINEAR))
     loading = price.clock() - began
@@ -137,16 +137,16 @@ def priced(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -
     return price.price_of(request, method, recipe, session, files, rows, loading=loading, left=left)
 
 
-def _finished(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
+def _read_verdict(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
     """The verdict of a skill that was taught to its end, whose files are what was written; by another margin if one is given."""
     run = RunDirectory(out)
     run.refuse_damaged_skill()
     run.finished()
     verdict = read_file(run.verdict, Verdict, remedy="train the skill again, with another --out")
-    return verdict if verdict.margin == margin else _judged(request, out, margin)
+    return verdict if verdict.margin == margin else _judge(request, out, margin)
 
 
-def _judged(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
+def _judge(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
     """The verdict on a skill that was taught, from the files of its directory."""
     folder = out / SKILL
     then, now = scores_in(folder, "before"), scores_in(folder, "after") | {request.name: _predictions(out, request.name)}
@@ -170,7 +170,7 @@ def _judged(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
 @contextmanager
 def _alone(out: Path) -> Iterator[Lease]:
     """The directory is this process's alone in the block; what was made for it and stays empty is removed, parents included."""
-    made = [place for place in (out, *out.parents) if not place.exists()]
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
     lease = Lease(RunFolder(out).lease)
     try:
         for attempt in range(3):
@@ -185,8 +185,8 @@ def _alone(out: Path) -> Iterator[Lease]:
     finally:
         lease.release()
         with suppress(OSError):  # it is not empty
-            for place in made:
-                place.rmdir()
+            for folder in made:
+                folder.rmdir()
 
 
 def _session(request: SkillRequest) -> Session:
@@ -199,7 +199,7 @@ def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, execution: Ma
     request, out, folder, method = teaching.request, teaching.out, teaching.folder, teaching.method
     begins = not (folder / "before").is_dir()
     try:
-        claim(request, out, partial(_counted, request, teaching.files, teaching.tell))
+        claim(request, out, partial(_count_rows, request, teaching.files, teaching.tell))
         if begins:
             before(teaching)
             compare_inputs(request, folder)
@@ -216,14 +216,14 @@ def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, execution: Ma
     recipe = request.recipe(folder, method, facts_in(folder))
     left = leaves_rows(request, method, recipe.adapter.rank)
 
-    def run(how: Method, recipe: Recipe, place: Path, *more: RunCallback, numbers: Mapping[str, float] = NOTHING) -> None:
+    def run(how: Method, recipe: Recipe, directory: Path, *more: RunCallback, numbers: Mapping[str, float] = NOTHING) -> None:
         """Train the skill with a method, in a directory of its own."""
         run_sequence(
             recipe,
             how,
             order=[request.name],
             seed=request.seed,
-            out=place,
+            out=directory,
             settings=numbers,
             source=teaching.files,
             session=teaching.session,
@@ -268,7 +268,7 @@ def _refuse_other_examples(out: Path, then: Mapping[str, Any], now: Mapping[str,
             raise InvalidValue(f"{out}: {name} was tested on other examples before than after; begin again with another --out")
 
 
-def _counted(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, done, total: None) -> list[dict[str, Any]]:
+def _count_rows(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, done, total: None) -> list[dict[str, Any]]:
     """Count the rows of each source of text; refuse rows and own texts that the tokenizer alone shows to be impossible."""
     base, recipe = request.base_model, default_recipe().changed(request.settings)
     tokenizer, room = tokenizer_of(base, adapter=request.adapter), recipe.training.max_tokens
@@ -281,18 +281,18 @@ def _counted(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, 
     if SELF in request.keep:
         tokens = most_tokens(tokenizer, chat=bool(tokenizer.chat_template) and base.chat_template is None, room=room)
         refuse_too_large(base, tokens=tokens)
-    source, rows = files.sources[name], []
-    for place, split, use in ((source.train, "train", "learned"), (source.test, "test", "tested")):
-        if place is not None:
-            told = partial(tell, f"reading rows of {name}: {use}")
-            found = files.counted(name, split, encoder, test_limit=recipe.tasks.test_limit, tell=told)
-            held = files.held_out(name) if use == "learned" else found["read"]
-            rows.append({"name": name, "source": place, "use": use, **found, "held_out": held})
-    places = earlier_places(request)
-    learned = RowHashes(name) if {*places} <= {SELF} else files.learned(name)
-    kept = [each for place in places for each in counted_at(place, request.keep_columns, encoder, learned)]
-    held_out = [(each["name"], each["held_out"]) for each in kept]
-    held_out += [(SELF, max(1, request.own // OWN_SHARE)) for place in request.keep if place == SELF]
+    text_source, rows = files.sources[name], []
+    for data, split, use in ((text_source.train, "train", "learned"), (text_source.test, "test", "tested")):
+        if data is not None:
+            watch = partial(tell, f"reading rows of {name}: {use}")
+            totals = files.counted(name, split, encoder, test_limit=recipe.tasks.test_limit, tell=watch)
+            held = files.held_out(name) if use == "learned" else totals["read"]
+            rows.append({"name": name, "source": data, "use": use, **totals, "held_out": held})
+    sources = earlier_sources(request)
+    learned = RowHashes(name) if {*sources} <= {SELF} else files.learned(name)
+    kept = [part for source in sources for part in count_kept(source, request.keep_columns, encoder, learned)]
+    held_out = [(part["name"], part["held_out"]) for part in kept]
+    held_out += [(SELF, max(1, request.own // OWN_SHARE)) for source in request.keep if source == SELF]
     refuse_repeated([kept_name for kept_name, _ in held_out], name)
     if request.budget is not None:
         limit = default_recipe().changed(request.settings).tasks.test_limit

@@ -230,17 +230,18 @@ def serving(adapter: Path, request: SkillRequest) -> str:
 
 def sentences(verdict: Verdict) -> list[str]:
     """Return the verdict in words: the skill, what was kept, and the protection."""
-    lines = [f"{verdict.title}: {_learned(verdict.skill)}", *(f"{kept.title}: {_kept(kept)}" for kept in verdict.kept)]
-    lines += [f"{kept.title}, over the chain: {_kept(kept.over_chain)}" for kept in verdict.kept if kept.over_chain]
+    lines = [f"{verdict.title}: {_describe_skill(verdict.skill)}"]
+    lines += [f"{kept.title}: {_describe_kept(kept)}" for kept in verdict.kept]
+    lines += [f"{kept.title}, over the chain: {_describe_kept(kept.over_chain)}" for kept in verdict.kept if kept.over_chain]
     if twin := verdict.unprotected:
         titles = {kept.name: kept.title for kept in verdict.kept}
-        lines.append(_unprotected(verdict.title, twin.skill))
-        lines += [_unprotected(titles[name], now) for name, now in twin.kept.items()]
-    lines += _protected(verdict.protection)
+        lines.append(_describe_twin(verdict.title, twin.skill))
+        lines += [_describe_twin(titles[name], now) for name, now in twin.kept.items()]
+    lines += _describe_protection(verdict.protection)
     if verdict.whole:
         lines.append(f"whole weights: {', '.join(verdict.whole)} came with the old adapter, did not train, and are saved again")
     if verdict.budget is not None:
-        lines += _budgeted(verdict, verdict.budget)
+        lines += _describe_budget(verdict, verdict.budget)
     if verdict.cut:
         rest = "are longer than --max-length, and are learned without the tokens after the prompt's head that do not fit"
         lines.append(f"{verdict.title}: {verdict.cut:,} examples {rest}")
@@ -253,11 +254,11 @@ def sentences(verdict: Verdict) -> list[str]:
                 f"longer than {OWN_TOKENS} tokens"
             )
     for rows in verdict.rows:
-        lines += _counted(rows)
+        lines += _describe_rows(rows)
     return lines
 
 
-def _protected(protection: Protection) -> list[str]:
+def _describe_protection(protection: Protection) -> list[str]:
     """How much of the change lies on protected directions, how many these are, and the room that is left."""
     lines = []
     if protection.exact:
@@ -295,7 +296,7 @@ def _warning(kept: Kept) -> str | None:
     return None
 
 
-def _budgeted(verdict: Verdict, budget: Mapping[str, Any]) -> list[str]:
+def _describe_budget(verdict: Verdict, budget: Mapping[str, Any]) -> list[str]:
     """Say what scale the budget has come to, what it holds on rows that did not choose it, and what was given up for it."""
     scale, whole, skill = budget["scale"], budget["tried"][0]["kept"], budget["skill"]
     titles = {kept.name: kept.title for kept in verdict.kept}
@@ -313,58 +314,58 @@ def _budgeted(verdict: Verdict, budget: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _counted(rows: Mapping[str, Any]) -> list[str]:
+def _describe_rows(rows: Mapping[str, Any]) -> list[str]:
     """Sentences on the rows of one source, each only where there are any."""
-    name, kept, said = rows.get("title") or rows["name"], rows["use"] in ("kept", "measured"), []
+    name, kept, lines = rows.get("title") or rows["name"], rows["use"] in ("kept", "measured"), []
     if rows["use"] == "tested" and rows["repeated"]:
-        said.append(f"{rows['repeated']:,} of {rows['read']:,} rows of the test file repeat another")
+        lines.append(f"{rows['repeated']:,} of {rows['read']:,} rows of the test file repeat another")
     elif rows["use"] != "tested" and rows["source"] != SELF and rows["together"]:  # of its own texts the sentence above tells
         side = ", and are held out or trained on together with it" if rows["held_out"] and rows["use"] != "measured" else ""
         same = f" ({rows['repeated']:,} its whole text)" if 0 < rows["repeated"] < rows["together"] else ""
-        said.append(f"{rows['together']:,} rows repeat the text, prompt or beginning of another{same}{side}")
+        lines.append(f"{rows['together']:,} rows repeat the text, prompt or beginning of another{same}{side}")
     if rows.get("also_learned"):
         which = f"{rows['held_out']:,} held-out rows" if kept else f"{rows['read']:,} rows of the test file"
         remedy = "take that out of what is learned, or keep other rows" if kept else "test on other rows"
-        said.append(
+        lines.append(
             f"{rows['also_learned']:,} of {which} have the text, prompt or beginning of a row that is trained on, so they are not "
             f"held out; {remedy}"
         )
     if rows["skipped"]:
         unmeasured = ", and are not measured" if kept else ", and are left out"
-        said.append(f"{rows['skipped']:,} rows have no answer{unmeasured}")
+        lines.append(f"{rows['skipped']:,} rows have no answer{unmeasured}")
     if kept and rows["cut"]:
         what = "protected and measured" if rows["use"] == "kept" else "measured"
-        said.append(f"{rows['cut']:,} rows are longer than --max-length; {what} is what fits")
+        lines.append(f"{rows['cut']:,} rows are longer than --max-length; {what} is what fits")
     if rows["long"]:
-        said.append(f"{rows['long']:,} rows have an answer that takes --max-length alone, and are not measured")
+        lines.append(f"{rows['long']:,} rows have an answer that takes --max-length alone, and are not measured")
     if rows.get("generated") and rows["held_out"]:
-        said.append(
+        lines.append(
             f"the longest answer takes {rows['longest']:,} tokens, and {rows['generated']:,} are generated, so longer ones are "
             "scored by their beginning; --set max_new_tokens=N generates more"
         )
     if rows.get("empty") and rows["source"] != SELF:
-        told = "" if kept else ", and the model is taught to say nothing there; take them out if something is missing"
-        said.append(f"{rows['empty']:,} rows have an empty answer{told}")
+        consequence = "" if kept else ", and the model is taught to say nothing there; take them out if something is missing"
+        lines.append(f"{rows['empty']:,} rows have an empty answer{consequence}")
     if rows["unknown"]:
         what = f"characters that the tokenizer does not know ({rows['characters']!r}), so the model never sees them"
-        said.append(f"{rows['unknown']:,} rows have prompts with {what}")
+        lines.append(f"{rows['unknown']:,} rows have prompts with {what}")
     for way, number in rows["split"].items():
         what, remedy = SPLIT[way]
-        said.append(f"{number:,} of {rows['read']:,} rows are served other tokens than are trained on: {what}; {remedy}")
+        lines.append(f"{number:,} of {rows['read']:,} rows are served other tokens than are trained on: {what}; {remedy}")
     if rows.get("more"):
-        said.append(f"only the first {rows['read']:,} rows are read")
-    return [f"{name}: {each}" for each in said]
+        lines.append(f"only the first {rows['read']:,} rows are read")
+    return [f"{name}: {line}" for line in lines]
 
 
 def _room(capacity: Mapping[str, Any]) -> str:
     used, width, skills = capacity["used"], capacity["width"], capacity["skills"]
-    said = f"room: the fullest layer protects {used} of its {width} directions; "
+    sentence = f"room: the fullest layer protects {used} of its {width} directions; "
     if skills:
-        return said + f"{skills} more skill{'s' if skills > 1 else ''} like these fit{'' if skills > 1 else 's'}"
-    return said + f"half stay free to learn in, so with a next skill only the strongest {capacity['limit']} stay protected"
+        return sentence + f"{skills} more skill{'s' if skills > 1 else ''} like these fit{'' if skills > 1 else 's'}"
+    return sentence + f"half stay free to learn in, so with a next skill only the strongest {capacity['limit']} stay protected"
 
 
-def _learned(skill: Judged) -> str:
+def _describe_skill(skill: Judged) -> str:
     return f"{_reasoned(skill)}: {_metric(skill.metric)}, {_loss(skill.loss)} on {skill.n} held-out examples"
 
 
@@ -373,13 +374,13 @@ def _reasoned(judged: Judged) -> str:
     return f"{judged.verdict}{':' if judged.state != 'good' else ','} {judged.reason}" if judged.reason else judged.verdict
 
 
-def _kept(kept: JudgedKept) -> str:
+def _describe_kept(kept: JudgedKept) -> str:
     flips = kept.flips
     moved = f"; {flips.lost} right only before, {flips.gained} only now" if flips else ""
     return f"{_reasoned(kept)}: {_loss(kept.loss)}, {_metric(kept.metric)} on {kept.n} held-out examples{moved}"
 
 
-def _unprotected(name: str, now: Comparison) -> str:
+def _describe_twin(name: str, now: Comparison) -> str:
     return f"{name}, trained without protection: {_loss(now.loss)}, {_metric(now.metric)}"
 
 
