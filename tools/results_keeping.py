@@ -250,7 +250,7 @@ def price() -> str:
 
 CHAINS = {  # by the folder and the variant of the records
     ("first-command", "plain-chain"): "plain LoRA, trained further",
-    ("first-command", "rival-chain"): "`--method replay`, with the earlier skills' examples (an older run, 40 test examples each)",
+    ("first-command", "rival-chain"): "`--method replay`, with the earlier skills' examples",
     ("first-command", "fold-16-chain"): "`--method fold-16`",
     ("first-command", "command-chain"): "the default, `fold-64`",
     ("first-command", "fold-64-replay-chain"): "`--method fold-64-replay`",
