@@ -10,7 +10,7 @@ SOURCE = Path(anchorlora.__file__).parent
 PACKAGES = (SOURCE, SOURCE.parent / "anchorlora_lab")
 ROOMS = ("geometry", "adapters", "features", "models", "constraints", "methods")
 ROOMS += ("continual", "measurement", "store", "runs", "integrations", "embedded", "recipes")
-ROOMS += ("export", "pages", "train")
+ROOMS += ("export", "pages", "train", "cli")
 EMPTY = {"found", "place", "each", "mine", "theirs", "said", "told"}
 # functions of a module that return a value of another shape, as `sorted` does
 VALUES = {"truncated", "folded", "fitted", "declared", "moved_by", "unprotected", "shown", "named", "_named"}
@@ -22,7 +22,7 @@ PARTICIPLE = re.compile(
 
 def trees():
     for room in ROOMS:
-        for path in sorted((SOURCE / room).glob("*.py")):
+        for path in sorted((SOURCE / room).rglob("*.py")):
             yield path.relative_to(SOURCE), ast.parse(path.read_text())
 
 

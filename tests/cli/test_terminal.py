@@ -19,7 +19,7 @@ import records
 from anchorlora.cli.app import COMMANDS, main
 from anchorlora.cli.audit import lines
 from anchorlora.cli.check import LABELS, verdict
-from anchorlora.cli.console import WIDTH, fitted, titled
+from anchorlora.cli.console import WIDTH, fitted, render_table
 from anchorlora.cli.progress import ProgressCallback
 from anchorlora.pages.table import Column, Table
 from anchorlora_lab.cli.eval import show
@@ -102,13 +102,13 @@ def test_every_table_of_a_report_fits_a_terminal(tmp_path):
     tables = all_tables(chapters_of(studies_of(find_runs([tmp_path / "runs"]))))
     assert max(widest(writers.text(table)) for table in tables) > WIDTH, "as wide as they come"
     for table in tables:
-        assert widest(titled(table)) <= WIDTH, table.name
+        assert widest(render_table(table)) <= WIDTH, table.name
 
 
 def test_a_table_of_many_numbers_is_cut_into_parts_that_begin_with_its_first_column():
     tasks = [f"task-{i:02}" for i in range(30)]
     cells = tuple((name, *(float(i) for i in range(30))) for name in tasks)
-    shown = titled(Table("accuracy", "Accuracy (%)", (Column("after"), *map(Column, tasks)), cells))
+    shown = render_table(Table("accuracy", "Accuracy (%)", (Column("after"), *map(Column, tasks)), cells))
     assert widest(shown) <= WIDTH
     assert [line.split()[0] for line in shown.splitlines() if line[:5] == "after"] == ["after"] * 3
     assert all(shown.count(f" {i}.00") == 30 for i in range(30))

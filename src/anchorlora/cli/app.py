@@ -129,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(_unknown_option(error), WRONG, verbose)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        words = NUMBERS.sub(lambda found: f"not a {'whole ' * (found[1] == 'integer')}number", error.format_message())
+        words = NUMBERS.sub(lambda match: f"not a {'whole ' * (match[1] == 'integer')}number", error.format_message())
         return _say(f"{words} (see {context.command_path if context else 'anchorlora'} --help)", WRONG, verbose)
     except (Failed, Unwritten, TakenOver) as error:
         return _say(str(error), FAILED, verbose)
@@ -157,10 +157,10 @@ def _unknown_option(error: click.NoSuchOption) -> str:
 
 
 def _crash(error: Exception) -> str:
-    said = f"{type(error).__name__}: {error!s:.500}" if str(error) else type(error).__name__
+    message = f"{type(error).__name__}: {error!s:.500}" if str(error) else type(error).__name__
     if type(error).__name__ in NO_ROOM:
-        return f"{said}; there is not enough memory: free some, or ask for less (`anchorlora run .. --dry-run` tells how much)"
-    return f"{said}; this is a bug in anchorlora: run `anchorlora -v ...` again and report the traceback"
+        return f"{message}; there is not enough memory: free some, or ask for less (`anchorlora run .. --dry-run` tells how much)"
+    return f"{message}; this is a bug in anchorlora: run `anchorlora -v ...` again and report the traceback"
 
 
 def _say(message: str, status: int, verbose: bool, *, everywhere: bool = False) -> int:

@@ -45,27 +45,27 @@ def audit(
     """
     from anchorlora.measurement.checkpoints import audit as read
 
-    found = read(before, after, **asked).as_dict()
+    report = read(before, after, **asked).as_dict()
     if html is not None:
         from anchorlora.pages.audit import write_audit
 
-        write_audit(found, html)
+        write_audit(report, html)
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        for line in lines(found):
+        for line in lines(report):
             out.print(line)
-    if fail_if_unprotected and found["overall"]["status"] not in PROTECTED:
-        raise Failed(f"{after} is not protected ({found['overall']['status']}): {found['verdict']}")
+    if fail_if_unprotected and report["overall"]["status"] not in PROTECTED:
+        raise Failed(f"{after} is not protected ({report['overall']['status']}): {report['verdict']}")
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
+def lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of the audit as text."""
     from anchorlora.pages.audit import verdict_on
 
     for name in ("before", "after", "protected", "storage"):
-        yield f"{name:10} {found[name]}"
-    overall, layers = found["overall"], found["layers"]
+        yield f"{name:10} {report[name]}"
+    overall, layers = report["overall"], report["layers"]
     rows = {"all layers": overall, **layers}
     kinds = {row["kind"] for row in rows.values()}
     if len(kinds) == 1:  # once is enough
@@ -78,16 +78,16 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield fitted(headings, table)
     yield ""
     table = [
-        [*LABELS[name], short(each["value"]), short(each["bound"]), verdict_on(each, overall)]
-        for name, each in overall["conditions"].items()
+        [*LABELS[name], short(condition["value"]), short(condition["bound"]), verdict_on(condition, overall)]
+        for name, condition in overall["conditions"].items()
     ]
     if overall["left"] and overall["left"]["rho"] is not None:
         table.append(["left", "|Uᵀ ΔW| / |ΔW|", short(overall["left"]["rho"]), short(overall["left"]["bound"]), ""])
     yield fitted(["condition", "measured", "value", "tolerance", "verdict"], table)
     yield ""
     for name in ("verdict", "advice"):
-        yield f"{name}: {found[name]}"
-    for note in found["notes"]:
+        yield f"{name}: {report[name]}"
+    for note in report["notes"]:
         yield f"note: {note}"
 
 

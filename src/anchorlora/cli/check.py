@@ -91,7 +91,7 @@ def measure(before: Path, after: Path, cores: Path, data: str | None, model: str
         logging.disable_progress_bar()
         changed = change_on(data, before, after, model=model)
     if as_json:
-        layers = {layer: each.as_dict() for layer, each in drift.layers.items()}
+        layers = {layer: layer_drift.as_dict() for layer, layer_drift in drift.layers.items()}
         extra = {} if changed is None else {"data": changed}
         print_json({**drift.as_dict(), "exact": drift.exact, "unprotected": drift.unprotected, **extra, "layers": layers})
         return
@@ -108,10 +108,10 @@ def measure(before: Path, after: Path, cores: Path, data: str | None, model: str
     if changed is None:
         return
     for name in ("loss", "metric"):
-        found = changed[name]
-        low, high = found["interval"]
+        comparison = changed[name]
+        low, high = comparison["interval"]
         unit, digits = ("", 4) if name == "loss" else (" %", 1)
         out.print(
-            f"{found['name'].replace('_', ' ')} on {changed['n']} examples: {found['before']:.{digits}f} -> "
-            f"{found['after']:.{digits}f}{unit} (95 % interval of the change {low:+.{digits}f} to {high:+.{digits}f})"
+            f"{comparison['name'].replace('_', ' ')} on {changed['n']} examples: {comparison['before']:.{digits}f} -> "
+            f"{comparison['after']:.{digits}f}{unit} (95 % interval of the change {low:+.{digits}f} to {high:+.{digits}f})"
         )

@@ -41,7 +41,7 @@ class Terminal(Console):
 
     def print(self, *objects: Any, **how: Any) -> None:
         """Print objects; control sequences and secrets in strings are made harmless."""
-        text = [shown(each) if isinstance(each, str) else each for each in objects]
+        text = [shown(item) if isinstance(item, str) else item for item in objects]
         with suppress(OSError) if self.stderr else nullcontext():
             super().print(*text, **how)
 
@@ -114,14 +114,14 @@ def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int
     return "\n\n".join(_grid([columns[j] for j in part], [least[j] for j in part], width) for part in parts)
 
 
-def titled(table: Table) -> str:
+def render_table(table: Table) -> str:
     """Return a table of a report with its title and note, as a terminal has room for it."""
     cells = [[text for text, _ in row] for row in table.cells()]
-    note = f"\n{wrapped(table.note)}\n" if table.note else ""
+    note = f"\n{wrap(table.note)}\n" if table.note else ""
     return f"{table.title}\n\n{fitted([column.heading for column in table.columns], cells)}\n{note}"
 
 
-def wrapped(text: str, *, before: str = "", after: str = "") -> str:
+def wrap(text: str, *, before: str = "", after: str = "") -> str:
     """Return a paragraph in lines that a terminal has room for."""
     from textwrap import fill
 
@@ -131,7 +131,7 @@ def wrapped(text: str, *, before: str = "", after: str = "") -> str:
 def _grid(columns: Sequence[Sequence[str]], least: Sequence[int], width: int) -> str:
     wide = [max(map(len, column)) for column in columns]
     while sum(wide) + 2 * (len(wide) - 1) > width:
-        able = [j for j, each in enumerate(wide) if each > least[j]]
+        able = [j for j, room in enumerate(wide) if room > least[j]]
         if not able:
             break
         wide[max(able, key=wide.__getitem__)] -= 1
@@ -140,9 +140,9 @@ def _grid(columns: Sequence[Sequence[str]], least: Sequence[int], width: int) ->
     aligned = [str.rjust if j and all(map(NUMBER.match, column[1:])) else str.ljust for j, column in enumerate(columns)]
     heading, *rows = zip(*lines, strict=True)
     shown = []
-    for row in (heading, [["-" * each] for each in wide], *rows):
+    for row in (heading, [["-" * room] for room in wide], *rows):
         for line in zip_longest(*row, fillvalue=""):
-            shown.append("  ".join(place(text, room) for place, text, room in zip(aligned, line, wide, strict=True)).rstrip())
+            shown.append("  ".join(align(text, room) for align, text, room in zip(aligned, line, wide, strict=True)).rstrip())
     return "\n".join(shown)
 
 

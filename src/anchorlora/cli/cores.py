@@ -77,7 +77,7 @@ def cores(
 
     logging.disable_progress_bar()  # while weights load
     with stopping_at_once():
-        found = cores_from_data(
+        made_cores = cores_from_data(
             model,
             adapter,
             data,
@@ -91,9 +91,11 @@ def cores(
             device=device,
         )
     if as_json:
-        print_json({"file": str(file), "tensors": found.stores, **found.origin})  # layer -> the tensor that holds its core
+        print_json(
+            {"file": str(file), "tensors": made_cores.stores, **made_cores.origin}
+        )  # layer -> the tensor that holds its core
     else:
-        show(found)
+        show(made_cores)
         out.print(f"\ncores: {file}")
 
 
@@ -110,18 +112,18 @@ def _told_apart(places: tuple[str, ...], own: int | None) -> tuple[Path | None, 
     return (Path(places[0]) if len(places) == 2 else None), places[-1]
 
 
-def show(found: MadeCores) -> None:
+def show(made_cores: MadeCores) -> None:
     """Print one line per layer input: the layers that share it, k, k*, retained energy, and rows."""
     lines = []
-    for store, made in found.origin["layers"].items():
-        sharing = [layer.rsplit(".", 1)[-1] for layer, read in found.stores.items() if read == store and layer != store]
+    for store, made in made_cores.origin["layers"].items():
+        sharing = [layer.rsplit(".", 1)[-1] for layer, read in made_cores.stores.items() if read == store and layer != store]
         energy = f"{100 * made['retained_energy']:.1f}"
         lines.append([", ".join([store, *sharing]), str(made["k"]), str(made["k_star"] or "-"), energy, str(made["rows"])])
     out.print(fitted(["layer input", "k", "k*", "energy %", "rows"], lines))
-    examples = found.origin["examples"]
+    examples = made_cores.origin["examples"]
     which = f"texts of its own, seed {examples['seed']}" if "own" in examples else "examples"
     out.print(f"\nfrom {examples['used']} of {examples['given']} {which}")
-    if capped := cap_in_words(found.origin["layers"], found.origin["rule"]):
+    if capped := cap_in_words(made_cores.origin["layers"], made_cores.origin["rule"]):
         out.print(capped)
 
 
@@ -131,7 +133,7 @@ def cap_in_words(layers: dict[str, dict[str, Any]], rule: dict[str, Any]) -> str
     if not short:
         return None
     worst, made = min(short.items(), key=lambda item: item[1]["retained_energy"])
-    asked = [each["k_star"] for each in short.values() if each["k_star"]]
+    asked = [core["k_star"] for core in short.values() if core["k_star"]]
     remedy = f"--at-most {max(asked)} would hold it" if len(asked) == len(short) else "more rows are needed to hold it"
     return (
         f"warning: at {len(short)} of {len(layers)} layer inputs the limit of {rule['at_most']} directions holds less than the "

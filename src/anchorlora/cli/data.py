@@ -42,13 +42,13 @@ def verify(folder: Path, as_json: bool) -> None:
     """
     if not folder.is_dir():
         raise InvalidValue(f"{folder} is not a folder; give a CL_Benchmark folder")
-    found = verify_benchmark(folder)
+    kinds = verify_benchmark(folder)
     if as_json:
-        print_json({"folder": str(folder), "files": found, "ok": all(map(agrees, found.values()))})
+        print_json({"folder": str(folder), "files": kinds, "ok": all(map(agrees, kinds.values()))})
     else:
-        width = max(map(len, found))
-        for path, kind in found.items():
+        width = max(map(len, kinds))
+        for path, kind in kinds.items():
             out.print(f"{path.ljust(width)}  {kind}")
-    wrong = [path for path, kind in found.items() if not agrees(kind)]
+    wrong = [path for path, kind in kinds.items() if not agrees(kind)]
     if wrong:
-        raise Failed(f"{len(wrong)} of {len(found)} files differ from the expected ones, first {wrong[0]}; fetch them again")
+        raise Failed(f"{len(wrong)} of {len(kinds)} files differ from the expected ones, first {wrong[0]}; fetch them again")

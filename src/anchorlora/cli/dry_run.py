@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import above_zero_option, wrapped
+from anchorlora.cli.console import above_zero_option, wrap
 from anchorlora.config import Recipe, RunConfig
 from anchorlora.data import Encoder, TaskSource
 from anchorlora.methods import Method
@@ -40,7 +40,7 @@ def preview(config: RunConfig, method: Method, flops: float | None = None) -> It
     recipe = config.recipe
     source = _source(recipe)
     for note in [NO_DATA] if source is None else _steps(config, source):
-        yield wrapped(note, before="# ", after="# ")
+        yield wrap(note, before="# ", after="# ")
     if recipe.base_model.model is None:
         yield f"# {NO_MODEL}"
         return
@@ -49,15 +49,15 @@ def preview(config: RunConfig, method: Method, flops: float | None = None) -> It
 
     folder = cached_folder(recipe.base_model)
     try:
-        found = sizes(recipe, tasks=len(config.order), cumulative=method.plan.family == "cumulative", folder=folder)
+        run_sizes = sizes(recipe, tasks=len(config.order), cumulative=method.plan.family == "cumulative", folder=folder)
     except ValueError as error:
         yield f"# sizes unknown: {error}"
         return
-    for note in (*described(found), *expected([config], None, flops)):
-        yield wrapped(note, before="# ", after="# ")
+    for note in (*described(run_sizes), *estimate_time([config], None, flops)):
+        yield wrap(note, before="# ", after="# ")
 
 
-def expected(configs: Sequence[RunConfig], at_a_time: int | None, flops: float | None = None) -> list[str]:
+def estimate_time(configs: Sequence[RunConfig], at_a_time: int | None, flops: float | None = None) -> list[str]:
     """Return the expected time of runs as lines of text, or why it is unknown."""
     if not configs:
         return []

@@ -60,73 +60,73 @@ def export(
     with stopping_at_once():
         refuse_export(to)
         source = export_source(folder, model=model)
-        found = write(source, request, to=to, card=card)
+        exported = write(source, request, to=to, card=card)
         if as_json:
-            print(shown(found.as_json()), end="")
+            print(shown(exported.as_json()), end="")
         else:
-            show(found)
+            show(exported)
             out.print(f"\nexport: {to}")
-            for what, line in commands(to, source.base_model.model, merged=found.form == "merged").items():
+            for what, line in commands(to, source.base_model.model, merged=exported.form == "merged").items():
                 out.print(f"\n{what}:\n  {line}")
-            if found.stop_token_ids:
-                out.print(f"\n{stop_note(found.stop_token_ids)}, or use --form merged")
+            if exported.stop_token_ids:
+                out.print(f"\n{stop_note(exported.stop_token_ids)}, or use --form merged")
         if repo is not None:
             address = push(to, repo)
             if not as_json:
                 out.print(f"\npushed: {address}")
 
 
-def show(found: Export) -> None:
+def show(exported: Export) -> None:
     """Print what was written and what it cost."""
-    source, base = found.source, found.base
+    source, base = exported.source, exported.base
     what = f"task {source.number} of {source.tasks} ({source.task})" if source.kind == "run" else "adapter"
-    out.print(f"{what} exported as {found.form}, {found.dtype}" + (f", rank {found.rank}" if found.rank else ""))
-    if found.scale != 1:
+    out.print(f"{what} exported as {exported.form}, {exported.dtype}" + (f", rank {exported.rank}" if exported.rank else ""))
+    if exported.scale != 1:
         out.print(
-            f"the change of the {'last task' if source.number and source.number > 1 else 'adapter'} is scaled by {found.scale:g}"
+            f"the change of the {'last task' if source.number and source.number > 1 else 'adapter'} is scaled by {exported.scale:g}"
         )
-    if found.asked_rank and found.rank and found.asked_rank > found.rank:
-        out.print(f"rank {found.rank} is already exact; rank {found.asked_rank} would only add zeros")
+    if exported.asked_rank and exported.rank and exported.asked_rank > exported.rank:
+        out.print(f"rank {exported.rank} is already exact; rank {exported.asked_rank} would only add zeros")
     if source.kind == "run" and not source.finished:
         out.print("the run is not finished: the model card has no scores")
-    if source.dtype != "F32" and found.dtype == "float32" and found.form != "merged":
+    if source.dtype != "F32" and exported.dtype == "float32" and exported.form != "merged":
         out.print(f"the source stores its factors in {source.dtype}; float32 holds the same values")
-    if found.whole:
-        out.print(f"whole weights come with it, as they were: {', '.join(found.whole)}")
+    if exported.whole:
+        out.print(f"whole weights come with it, as they were: {', '.join(exported.whole)}")
     if not base.hub:
         why = f"{base.name} is not the name of a model on the hub" if base.name else "the base model is unknown"
         out.print(f"the model card has no base_model ({why}); set it before publishing")
     if base.same is False:
         out.print("the base model is not the one the run was trained on: that one was quantized, or its files have other hashes")
-    if not found.tokenizer:
+    if not exported.tokenizer:
         out.print("there is no tokenizer next to the adapter: the base model cannot be read here; give its folder with --model")
-    if found.form != "cat" or found.error:
-        _costs(found)
-    if found.form != "merged":
-        _served(found)
+    if exported.form != "cat" or exported.error:
+        _costs(exported)
+    if exported.form != "merged":
+        _show_serving(exported)
 
 
-def _costs(found: Export) -> None:
+def _costs(exported: Export) -> None:
     from anchorlora.pages.record import short_layers
 
-    names = short_layers([layer.module for layer in found.layers])
-    rows = [(name, str(layer.rank), f"{layer.error:.1e}") for name, layer in zip(names, found.layers, strict=True)]
-    rows.append(("all layers", "", f"{found.error:.1e}"))
+    names = short_layers([layer.module for layer in exported.layers])
+    rows = [(name, str(layer.rank), f"{layer.error:.1e}") for name, layer in zip(names, exported.layers, strict=True)]
+    rows.append(("all layers", "", f"{exported.error:.1e}"))
     headings = ["layer", "rank", "relative error"]
     out.print("\n" + fitted(headings, rows))
-    if kept := found.protection:
+    if kept := exported.protection:
         rho, stored = ("-" if value is None else f"{value:.1e}" for value in (kept.rho, kept.rho_exported))
         out.print(f"\nrho of task {kept.task}: {rho} as trained, {stored} as exported; numerical tolerance {kept.bound:.1e}")
-    if drift := found.logits:
+    if drift := exported.logits:
         out.print(
             f"logits: changed by {drift.mean:.1e} on average and {drift.largest:.1e} at most; the adapter itself changes them by "
             f"{drift.typical:.1e} (rms); the most likely token changed at {100 * drift.changed:.2f}% of {drift.tokens} positions"
         )
 
 
-def _served(found: Export) -> None:
+def _show_serving(exported: Export) -> None:
     """Print how much of the protection is left in half precision, in which servers compute."""
-    kept = found.protection
+    kept = exported.protection
     if kept is None:
         out.print(
             "\nservers round the factors to the model's type: bfloat16 moves a value by up to 2^-8 of it, float16 by 2^-11; "

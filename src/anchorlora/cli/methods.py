@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from anchorlora.cli.console import example, fitted, out, print_json, wrapped
+from anchorlora.cli.console import example, fitted, out, print_json, wrap
 from anchorlora.cli.options import methods_beginning
 from anchorlora.cli.parsing import method_named
 from anchorlora.methods import METHODS, Method
@@ -34,11 +34,11 @@ def methods(method: str | None, as_json: bool) -> None:
 
     METHOD is a name or file.py:variable.
     """
-    shown = {found.name: found} if method and (found := method_named(method)) else METHODS
+    shown = {chosen.name: chosen} if method and (chosen := method_named(method)) else METHODS
     if as_json:
-        print_json({name: _facts(each) for name, each in shown.items()})
+        print_json({name: _facts(shown_method) for name, shown_method in shown.items()})
     elif method:
-        out.print("\n\n".join(wrapped(paragraph) for paragraph in _told(found)))
+        out.print("\n\n".join(wrap(paragraph) for paragraph in _describe(chosen)))
     else:
         for paragraph in EXPLANATION.split("\n\n"):
             out.print(_for_a_terminal(paragraph) + "\n")
@@ -52,13 +52,17 @@ def _facts(method: Method) -> dict[str, object]:
     return {"definition": method.definition, "family": method.plan.family, "preserves": vars(method.preserves)}
 
 
-def _told(method: Method) -> list[str]:
+def _describe(method: Method) -> list[str]:
     """Paragraphs about one method."""
     entry = method.entry
     chosen = f"You have, at the end of each task: {entry.choice.have}. You want: {entry.choice.want}." if entry.choice else ""
     when = re.sub(r"\[(`[^`]*`)\]\([^)]*\)", r"\1", f"{chosen} {entry.when}".strip())
-    said = [f"{method.name} = {method.definition}", entry.about, f"When to use it: {when}" if when else ""]
-    return [each for each in (*said, f"Preserves: {method.preserves.words}.", f"Needs of earlier tasks: {method.needs}.") if each]
+    paragraphs = [f"{method.name} = {method.definition}", entry.about, f"When to use it: {when}" if when else ""]
+    return [
+        paragraph
+        for paragraph in (*paragraphs, f"Preserves: {method.preserves.words}.", f"Needs of earlier tasks: {method.needs}.")
+        if paragraph
+    ]
 
 
 def _rows() -> list[tuple[str, str, str]]:
@@ -69,8 +73,8 @@ def _for_a_terminal(paragraph: str) -> str:
     """The paragraph in lines of a terminal's width; the points of a list stay points."""
     points = paragraph.split("\n- ") if paragraph.startswith("- ") else []
     if points:
-        return "\n".join(wrapped(point.removeprefix("- "), before="- ", after="  ") for point in points)
-    return wrapped(" ".join(paragraph.split()))
+        return "\n".join(wrap(point.removeprefix("- "), before="- ", after="  ") for point in points)
+    return wrap(" ".join(paragraph.split()))
 
 
 def choice_rows() -> list[tuple[str, ...]]:

@@ -39,7 +39,7 @@ class ReadsRows(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, group by group."""
-        options = (each for each in self.get_params(ctx) if isinstance(each, click.Option))
+        options = (parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option))
         records = {option.name: record for option in options if (record := option.get_help_record(ctx))}
         grouped = {name for names in self.groups.values() for name in names}
         last = {"Output" if self.groups else "Options": [name for name in records if name not in grouped]}
@@ -177,7 +177,7 @@ def refuse_unasked_code(name: str, recipe: Recipe, fields: dict[str, str]) -> No
     asked_for(recipe.base_model, commit, where=name, option=f"--set {COMMIT}=COMMIT")
 
 
-def changed(recipe: Recipe, fields: dict[str, str], model: str | None, data: str | None) -> Recipe:
+def apply_options(recipe: Recipe, fields: dict[str, str], model: str | None, data: str | None) -> Recipe:
     """Return the recipe with the changes of --set, --model, and --data."""
     named: dict[str, Any] = {name: value for name, value in (("model", model), ("data", data)) if value is not None}
     return recipe.changed(fields | named) if fields or named else recipe

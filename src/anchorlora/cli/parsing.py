@@ -26,13 +26,13 @@ def method_named(name: str) -> Method:
         there = [n for n, value in known.items() if isinstance(value, Method | AdapterPlan) and not isinstance(value, type)]
         raise UnknownName(f"{path} defines no {variable!r}; methods in it: {', '.join(there) or 'none'}")
     try:
-        found = Method.of(known[variable])
+        method = Method.of(known[variable])
     except TypeError as error:
         raise InvalidType(f"{name}: {error}") from None
-    found = found.named(found.name or variable)
-    if METHODS.get(found.name, found) != found:
-        raise InvalidValue(f"{name}: {found.name!r} is already the name of a different method; choose another")
-    return found
+    method = method.named(method.name or variable)
+    if METHODS.get(method.name, method) != method:
+        raise InvalidValue(f"{name}: {method.name!r} is already the name of a different method; choose another")
+    return method
 
 
 def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, RunConfig | None]:
@@ -59,12 +59,12 @@ def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, 
         config = RunConfig.read(content, str(path))
         return config.recipe, config
     if "extends" in content:
-        base = _extended(path, str(content.pop("extends")), extending)
+        base = _read_base(path, str(content.pop("extends")), extending)
         return base.changed({"name": path.stem, **_flat(content)}, where=str(path)), None
     return Recipe.read(content, str(path)), None
 
 
-def _extended(path: Path, name: str, extending: Sequence[Path]) -> Recipe:
+def _read_base(path: Path, name: str, extending: Sequence[Path]) -> Recipe:
     try:
         return recipe_named(name, extending=(*extending, path.resolve()))[0]
     except LookupError as error:

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.console import err, example, out, path_option, titled
+from anchorlora.cli.console import err, example, out, path_option, render_table
 from anchorlora.cli.dry_run import flops_option, preview
 from anchorlora.cli.options import (
     ExecutionOptions,
-    changed,
+    apply_options,
     execution_options,
     methods_beginning,
     recipe_argument,
@@ -70,7 +70,7 @@ def run(
     chosen, stored = recipe_named(recipe)
     fields, numbers = settings_of(settings)
     refuse_unasked_code(recipe, chosen, fields)
-    chosen = changed(chosen, fields, model, data)
+    chosen = apply_options(chosen, fields, model, data)
     if method is None and stored is not None and ":" in stored.method:
         raise InvalidValue(
             f"{recipe} names a method from a Python file, which is never run without asking; read the file, and if you trust it, "
@@ -139,7 +139,7 @@ def _train(config: RunConfig, how: Method, to: Path, execution: ExecutionOptions
         **vars(execution),
     }
     if following():  # the first process speaks for all
-        with asked_to_stop(lambda said: None) as stop:
+        with asked_to_stop(lambda message: None) as stop:
             run_sequence(config.recipe, how, stop=stop, **common)
         return
     folder = RunFolder(to)
@@ -148,7 +148,7 @@ def _train(config: RunConfig, how: Method, to: Path, execution: ExecutionOptions
         with ProgressCallback(err, tasks=len(config.order)) as bars, tracked(track, to, say=bars.on_warning) as trackers:
             record = run_sequence(config.recipe, how, callbacks=[bars, *trackers], stop=stop, **common)
         for table in (triangle_table(record), drift_table([record])):
-            out.print(titled(table))
+            out.print(render_table(table))
         scores = record.scores.model_dump().items()
         out.print("   ".join(f"{name} {'-' if value is None else format(value, '.2f')}" for name, value in scores))
         out.print(f"\n{'finished before, nothing was trained; ' if already else ''}record: {folder.record_file}")

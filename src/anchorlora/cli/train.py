@@ -171,36 +171,36 @@ def train(
         ProgressCallback(err, tasks=None) as bars,
         tracked(track, to, say=bars.on_warning) as trackers,
     ):
-        found = train_skill(
+        verdict = train_skill(
             request,
             to,
             methods=METHODS,
             callbacks=[bars, *trackers],
             stop=stop,
-            say=lambda said: None if already else err.print(f"{said} ..."),
+            say=lambda message: None if already else err.print(f"{message} ..."),
             execution=vars(execution),
             margin=Margin(points=margin),
         ).as_dict()
-    answers = answers_of(to, found)
+    answers = answers_of(to, verdict)
     evidence = Evidence.of(to, answers)
     try:
-        write_verdict(found, to / "index.html", evidence)
+        write_verdict(verdict, to / "index.html", evidence)
     except OSError:
         if not already:  # one that lies on a read-only disk is shown as it is
             raise
     if as_json:
-        print_json(found)
+        print_json(verdict)
         return
-    for sentence in found["sentences"]:
+    for sentence in verdict["sentences"]:
         out.print(sentence)
     for part in answers[:1]:
         show_answers(part)
-    for number, sentence in enumerate(advice(found, evidence)):
+    for number, sentence in enumerate(advice(verdict, evidence)):
         out.print(f"{'' if number else chr(10)}try:     {sentence}")
     if already:
         out.print(f"\nfinished before, nothing was trained; record: {to / 'record.json'}")
-    out.print(f"\nadapter: {to / 'adapter'}\nverdict: {to / 'index.html'}\nserve:   {found['serve']}")
-    out.print(f"ask:     {next_commands(found)['ask it']}")
+    out.print(f"\nadapter: {to / 'adapter'}\nverdict: {to / 'index.html'}\nserve:   {verdict['serve']}")
+    out.print(f"ask:     {next_commands(verdict)['ask it']}")
 
 
 def show_price(price: Price, *, as_json: bool) -> None:

@@ -30,7 +30,7 @@ def run_file(path: Path) -> ModuleType:
     try:
         return _run(where, path.read_bytes())
     except (Exception, SystemExit) as error:
-        raise UserFileFailed(_said(error, where)) from error
+        raise UserFileFailed(_describe_error(error, where)) from error
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def users_files_answer_for_themselves() -> Iterator[None]:
         files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_filename in _ran]
         if not files or type(error).__name__ in NO_ROOM:
             raise
-        raise UserFileFailed(_said(error, files[-1])) from error
+        raise UserFileFailed(_describe_error(error, files[-1])) from error
 
 
 @cache
@@ -63,14 +63,14 @@ def _run(where: str, source: bytes) -> ModuleType:
     return module
 
 
-def _said(error: BaseException, where: str) -> str:
+def _describe_error(error: BaseException, where: str) -> str:
     """File, line, and error in one line."""
     lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == where]
     words = str(error)
     if isinstance(error, SyntaxError) and error.filename == where:
         lines, words = [error.lineno] if error.lineno else [], error.msg
-    place = f"{_ran[where]} failed in line {lines[-1]}" if lines else f"{_ran[where]} failed"
+    failure = f"{_ran[where]} failed in line {lines[-1]}" if lines else f"{_ran[where]} failed"
     words = f"{' '.join(words.split()):.{LONGEST}}"
     if isinstance(error, AnchorloraError):  # ours, over what the file wrote
-        return f"{place}: {words}"
-    return f"{place}: {type(error).__name__}" + (f": {words}" if words else "")
+        return f"{failure}: {words}"
+    return f"{failure}: {type(error).__name__}" + (f": {words}" if words else "")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.options import changed, execution_options, recipe_options, refuse_unasked_code
+from anchorlora.cli.options import apply_options, execution_options, recipe_options, refuse_unasked_code
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
 
@@ -111,7 +111,7 @@ def study_options(command: Callable) -> Callable:
         fields, numbers = settings_of(settings)
         named = recipe_named(recipe)[0]
         refuse_unasked_code(recipe, named, fields)
-        chosen = changed(named, fields, model, data)
+        chosen = apply_options(named, fields, model, data)
         return command(*args, engines=EngineOptions(engine, retry_failed, asked), recipe=chosen, numbers=numbers, **given)
 
     gathered = click.option("--retry-failed", is_flag=True, help=RETRY)(gathered)

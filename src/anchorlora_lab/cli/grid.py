@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.console import example, out, path_option
-from anchorlora.cli.dry_run import expected, flops_option
+from anchorlora.cli.dry_run import estimate_time, flops_option
 from anchorlora.cli.options import ExecutionOptions, recipe_argument
 from anchorlora.config import Recipe
 from anchorlora.errors import InvalidValue, UnknownName
@@ -68,7 +68,7 @@ def grid(
             out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
         out.print(f"{sum(not each.done for each in planned)} of {len(planned)} runs are missing")
         at_a_time = engines.at_a_time(recipe.base_model.device)
-        for line in expected([each.config for each in planned if not each.done], at_a_time, flops):
+        for line in estimate_time([each.config for each in planned if not each.done], at_a_time, flops):
             out.print(line)
         return
     refuse_unknown_tasks([each.config.order for each in planned if not each.done], recipe)

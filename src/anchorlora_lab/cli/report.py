@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anchorlora.cli.console import example, out, path_option, titled
+from anchorlora.cli.console import example, out, path_option, render_table
 from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def report(
     for chapter in made.chapters:
         out.print(f"{chapter.title}\n")
         for table in chapter.main:
-            out.print(titled(table))
+            out.print(render_table(table))
     out.print(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}; tables and figures in {to}, page: {made.page}")
 
 
