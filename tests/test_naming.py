@@ -10,7 +10,7 @@ SOURCE = Path(anchorlora.__file__).parent
 PACKAGES = (SOURCE, SOURCE.parent / "anchorlora_lab")
 ROOMS = ("geometry", "adapters", "features", "models", "constraints", "methods")
 ROOMS += ("continual", "measurement", "store", "runs", "integrations", "embedded", "recipes")
-ROOMS += ("export", "pages", "train", "cli")
+ROOMS += ("export", "pages", "train", "cli", "data")
 EMPTY = {"found", "place", "each", "mine", "theirs", "said", "told"}
 # functions of a module that return a value of another shape, as `sorted` does
 VALUES = {"truncated", "folded", "fitted", "declared", "moved_by", "unprotected", "shown", "named", "_named"}

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchorlora.data import ExactMatch, Example, invalid_share, normalize, percents, read_answer
-from anchorlora.data.metrics import scored
+from anchorlora.data.metrics import score_answer
 
 LABELS = ("very negative", "Science or Technology", "Society & Culture", "World")
 
@@ -46,5 +46,5 @@ def test_normalizing_twice_is_normalizing_once(text):
 
 def test_shares_are_percent():
     answers = [read_answer(t, gold="World", labels=LABELS) for t in ("World", "nonsense", "very negative", "world!")]
-    assert percents([scored(a, Example(0, "", "World"), (ExactMatch(),)) for a in answers]) == {"exact_match": 50.0}
+    assert percents([score_answer(a, Example(0, "", "World"), (ExactMatch(),)) for a in answers]) == {"exact_match": 50.0}
     assert invalid_share(answers) == 25.0

@@ -9,7 +9,7 @@ from anchorlora.cli.app import main
 from anchorlora.data import Encoder, examples_of, read_samples, token_ids
 from anchorlora.data.forms import FORMS, known_columns
 from anchorlora.data.forms.base import Form
-from anchorlora.data.text import counted
+from anchorlora.data.text import count_rows
 from anchorlora_lab.suites.prompts import read_answered
 from built_pages import table_of_forms
 from skills import EXACT
@@ -46,7 +46,7 @@ def test_a_row_with_weight_zero_teaches_protects_and_tests_nothing(tokenizer, tm
     rows = [{"messages": CHAT, "weight": i % 2} for i in range(4)]
     samples = read_samples(rows)
     assert len(list(examples_of(samples))) == len(list(token_ids(samples, tokenizer, max_tokens=99))) == 2
-    found, unfit = counted("t", samples, Encoder(tokenizer, max_tokens=99), measured=True)
+    found, unfit = count_rows("t", samples, Encoder(tokenizer, max_tokens=99), measured=True)
     assert (found["read"], found["skipped"], list(unfit)) == (4, 2, [0, 2])
     (tmp_path / "csv.csv").write_text("text,weight,train\na,1,True\nb,0,\nc,,False\n")
     assert [example.label for example in examples_of(read_samples(tmp_path / "csv.csv"))] == ["a"]

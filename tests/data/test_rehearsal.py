@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchorlora import Rehearsal
-from anchorlora.data import stratified
+from anchorlora.data import stratify
 
 
 def test_the_memory_is_shared_equally_by_all_finished_tasks():
@@ -20,7 +20,7 @@ def test_five_percent_is_one_example_after_every_twentieth():
 
 @given(st.lists(st.sampled_from("aaabbc"), min_size=1, max_size=80), st.integers(0, 5), st.data())
 def test_every_beginning_holds_the_classes_in_proportion(labels, seed, data):
-    order = stratified(labels, random.Random(seed))
+    order = stratify(labels, random.Random(seed))
     assert sorted(order) == list(range(len(labels)))
     size = data.draw(st.integers(1, len(labels)))
     for label in set(labels):
@@ -30,8 +30,8 @@ def test_every_beginning_holds_the_classes_in_proportion(labels, seed, data):
 
 def test_the_order_is_drawn_and_a_smaller_memory_is_the_beginning_of_a_larger_one():
     labels = list("abcd" * 50)
-    assert stratified(labels, random.Random(1)) == stratified(labels, random.Random(1)) != stratified(labels, random.Random(2))
-    assert [sum(labels[i] == c for i in stratified(labels, random.Random(1))[:40]) for c in "abcd"] == [10] * 4
+    assert stratify(labels, random.Random(1)) == stratify(labels, random.Random(1)) != stratify(labels, random.Random(2))
+    assert [sum(labels[i] == c for i in stratify(labels, random.Random(1))[:40]) for c in "abcd"] == [10] * 4
 
 
 def test_a_memory_of_nothing_is_refused():

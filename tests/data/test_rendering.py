@@ -7,8 +7,8 @@ from transformers import AutoTokenizer
 
 from anchorlora.data import Encoder, TextTask, examples_of, samples_of, templates, token_ids
 from anchorlora.data.rendering import without_lead
-from anchorlora.data.templates import refuse_deaf, rendered, stop_ids
-from anchorlora.data.thoughts import answered
+from anchorlora.data.templates import refuse_deaf, render, stop_ids
+from anchorlora.data.thoughts import extract_answer
 from anchorlora.embedded import folder
 from anchorlora.errors import InvalidValue
 
@@ -33,11 +33,11 @@ def test_a_template_that_does_not_end_or_writes_too_much_is_refused(tokenizer, m
     monkeypatch.setattr(templates, "SECONDS", 0.3)
     tokenizer.chat_template = ENDLESS
     with pytest.raises(InvalidValue, match="row 1: the tokenizer's chat template does not end; fetch the tokenizer again"):
-        rendered("row 1", CHAT, tokenizer)
+        render("row 1", CHAT, tokenizer)
     monkeypatch.setattr(templates, "SECONDS", 20.0)
     tokenizer.chat_template = "{{ 'a' * 20000000 }}"
     with pytest.raises(InvalidValue, match="writes 20,000,000 characters"):
-        rendered("row 1", CHAT, tokenizer)
+        render("row 1", CHAT, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_template_that_does_not_write_what_it_is_given_is_refused(template, ro
 def test_a_template_that_writes_the_date_sees_the_day_that_is_set(tokenizer):
     tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }} " + TURNS
     tokenizer.rendered_at = datetime(2024, 7, 26)
-    assert rendered("row 1", CHAT, tokenizer).startswith("26 Jul 2024 [user] hi")
+    assert render("row 1", CHAT, tokenizer).startswith("26 Jul 2024 [user] hi")
 
 
 def test_of_two_messages_with_one_text_none_may_be_missing(tokenizer):
@@ -120,4 +120,4 @@ def test_a_thought_in_place_of_the_templates_empty_one_does_not_hide_the_answer(
     ],
 )
 def test_a_thought_of_the_models_own_is_no_part_of_what_it_answers(text, lead, gold, words):
-    assert answered(text, lead, gold) == words
+    assert extract_answer(text, lead, gold) == words

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from anchorlora.cli.ask import printing
 from anchorlora.data import Encoder, ExactMatch, TextTask, examples_of, rendering, samples_of, token_ids
-from anchorlora.data.text import counted
-from anchorlora.data.thoughts import decoded, own_words
+from anchorlora.data.text import count_rows
+from anchorlora.data.thoughts import decode_answer, own_words
 from anchorlora.errors import InvalidValue
 from text_law import families, oracle
 from text_law.families import FAMILIES, KINDS, SERVED
@@ -197,7 +197,7 @@ def test_nothing_of_a_call_stands_before_the_label_wherever_the_template_writes_
     tokenizer.chat_template = CALLING[template]
     calls = {"role": "assistant", "content": "", "tool_calls": CALL} | extra
     (e,) = encoded({"messages": [ASKED, calls]}, tokenizer)
-    said = decoded(tokenizer, e.answer[:-1])
+    said = decode_answer(tokenizer, e.answer[:-1])
     assert "add" not in e.example.lead
     assert "so be it" not in e.example.label
     assert e.example.label.count('"x": 1') == 1
@@ -254,7 +254,7 @@ def test_an_answer_after_a_thought_whose_marks_text_does_not_show_is_scored_by_i
     tokenizer = copy.deepcopy(families.tokenizer("bytes"))
     tokenizer.add_tokens(["<|channel>", "<channel|>"], special_tokens=True)
     tokenizer.chat_template, thinks = UNSEEN[template]
-    assert decoded(tokenizer, tokenizer("4", add_special_tokens=False).input_ids) == "4"
+    assert decode_answer(tokenizer, tokenizer("4", add_special_tokens=False).input_ids) == "4"
     gold = [{"messages": [ASKED, {"role": "assistant", "content": "4"}]}]
     if template != "dropped":
         key = "thinking" if template == "between marks" else "reasoning_content"
@@ -263,10 +263,10 @@ def test_an_answer_after_a_thought_whose_marks_text_does_not_show_is_scored_by_i
         (e,) = encoded(row, tokenizer)
         assert e.example.label == "4"
         for thought in ("two and two", "4 or 5"):
-            text = decoded(tokenizer, tokenizer(thinks.format(thought), add_special_tokens=False).input_ids)
+            text = decode_answer(tokenizer, tokenizer(thinks.format(thought), add_special_tokens=False).input_ids)
             assert TASK.answer(text, e.example).scores["exact_match"] == 1.0
             assert TASK.answer(text + "5", e.example).scores["exact_match"] == 0.0
-        assert TASK.answer(decoded(tokenizer, e.answer), e.example).scores["exact_match"] == 1.0
+        assert TASK.answer(decode_answer(tokenizer, e.answer), e.example).scores["exact_match"] == 1.0
     streamer = printing(tokenizer, {e.answer[-1]})  # as `ask` shows it
     for ids in (
         [e.prompt],
@@ -320,8 +320,8 @@ def test_arguments_that_are_text_are_learned_as_the_object_that_they_hold(templa
 @pytest.mark.parametrize("family", ["thinking", "tools-in-brackets"])
 def test_renderings_of_a_row_grow_as_its_turns_and_not_as_their_square(family, monkeypatch):
     tokenizer, count = prepared(family, "bytes"), []
-    write = rendering.rendered
-    monkeypatch.setattr(rendering, "rendered", lambda *args, **how: count.append(1) or write(*args, **how))
+    write = rendering.render
+    monkeypatch.setattr(rendering, "render", lambda *args, **how: count.append(1) or write(*args, **how))
 
     def renderings(turns):
         count.clear()
@@ -748,7 +748,7 @@ def test_rows_are_counted_that_repeat_are_cut_have_no_answer_or_one_that_takes_a
     rows = [row("a", "b"), row("a", "b"), row("a", "c"), row("d"), row("long " * 90, "e"), row("f", "long " * 90), row("g", "")]
     samples = samples_of([(f"row {i}", each) for i, each in enumerate(rows, 1)], source="d")
     encoder = Encoder(tokenizer, max_tokens=60)
-    found, unfit = counted("t", samples, encoder, measured=True)
+    found, unfit = count_rows("t", samples, encoder, measured=True)
     assert found == {
         "read": 7,
         "empty": 1,
@@ -766,7 +766,7 @@ def test_rows_are_counted_that_repeat_are_cut_have_no_answer_or_one_that_takes_a
     with pytest.raises(
         InvalidValue, match="row 6: the answer takes .* raise max_tokens, which is --max-length of train, or leave the row out$"
     ):
-        counted("t", samples, encoder)
+        count_rows("t", samples, encoder)
 
 
 @pytest.mark.parametrize("kind", ["metaspace-bos", "unigram", "silent"])
@@ -788,10 +788,10 @@ def test_a_character_that_the_tokenizer_does_not_know_is_refused_in_an_answer_an
             with pytest.raises(
                 InvalidValue, match="row 1: the answer holds '.*[ж漢🦊].*', which the tokenizer does not know"
             ) as refused:
-                counted("t", samples, Encoder(tokenizer, max_tokens=200))
+                count_rows("t", samples, Encoder(tokenizer, max_tokens=200))
             assert "\n" not in str(refused.value)
             return
-        found, _ = counted("t", samples, Encoder(tokenizer, max_tokens=200))
+        found, _ = count_rows("t", samples, Encoder(tokenizer, max_tokens=200))
         lost = {c for c in "ж漢🦊" if c in asked} if form != "text" else set()
         assert found["unknown"] == bool(lost)
         assert set(found["characters"]) == lost
@@ -823,7 +823,7 @@ def test_prompts_that_a_server_reads_as_other_tokens_are_counted(kind):
         samples = samples_of([("row 1", {"prompt": asked, "completion": said})], source="d")
         encoder = Encoder(tokenizer, max_tokens=200)
         (e,) = TASK.encoded(encoder, examples_of(samples))
-        found, _ = counted("t", samples, encoder)
+        found, _ = count_rows("t", samples, encoder)
         assert bool(found["split"]) == (tuple(tokenizer(asked).input_ids) != e.prompt)
 
     law()
@@ -841,7 +841,7 @@ def test_chats_that_a_server_reads_as_other_tokens_are_counted(family, kind):
         samples = samples_of([("row 1", {"messages": messages})], source="d")
         encoder = Encoder(tokenizer, max_tokens=400)
         (e,) = TASK.encoded(encoder, examples_of(samples))
-        found, _ = counted("t", samples, encoder)
+        found, _ = count_rows("t", samples, encoder)
         served = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
         assert bool(found["split"]) == (list(e.prompt) != served)
 
@@ -853,16 +853,16 @@ def test_what_is_split_is_said_with_its_remedy():
     ways = {"Answer: ": "2 old", "Answer:\n": "\nold", "a b": "\n\nc", "the ol": "d stone"}
     rows = [{"prompt": prompt, "completion": said} for prompt, said in ways.items()]
     encoder = Encoder(tokenizer, max_tokens=400)
-    found, _ = counted("t", samples_of([("r", row) for row in rows], source="d"), encoder)
+    found, _ = count_rows("t", samples_of([("r", row) for row in rows], source="d"), encoder)
     assert found["split"] == {"blank": 1, "white": 2, "word": 1}
     (moved,) = encoded({"prompt": "Answer:", "completion": " 2 old"}, tokenizer)
     assert moved.prompt == tuple(tokenizer("Answer:").input_ids)
     white = {"messages": [ASKED, {"role": "assistant", "content": "\n old"}]}
-    found, _ = counted("t", samples_of([("r", white)], source="d"), encoder)
+    found, _ = count_rows("t", samples_of([("r", white)], source="d"), encoder)
     assert found["split"] == {"white": 1}
     tokenizer.chat_template = FAMILIES["no-end-of-turn"].replace("'assistant:'", "'assistant: '")
     white = {"messages": [ASKED, {"role": "assistant", "content": "2 old"}]}
-    found, _ = counted("t", samples_of([("r", white)], source="d"), encoder)
+    found, _ = count_rows("t", samples_of([("r", white)], source="d"), encoder)
     assert found["split"] == {"template": 1}
 
 

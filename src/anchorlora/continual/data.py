@@ -28,7 +28,7 @@ from anchorlora.data import (
     TextFiles,
     TextSource,
     read_examples,
-    stratified,
+    stratify,
 )
 from anchorlora.data.sample_files import samples_in
 from anchorlora.errors import InvalidValue
@@ -120,7 +120,7 @@ def remember(rehearsal: Rehearsal, finished: Mapping[str, EncodedExamples], seed
     """Return the memory after the finished tasks, each part stratified by class."""
     kept = []
     for quota, (name, examples) in zip(rehearsal.quotas(len(finished)), finished.items(), strict=True):
-        order = stratified(examples.labels, draws(seed, f"memory/{name}"))
+        order = stratify(examples.labels, draws(seed, f"memory/{name}"))
         kept += [replace(examples[i], remembered=True, learned=rehearsal.learned) for i in order[:quota]]
     return kept
 

@@ -26,7 +26,7 @@ from anchorlora.continual.batches import IGNORED, group_items, micro_batch, pack
 from anchorlora.continual.decode import Answering, Begun, decode, drafts_of, finish
 from anchorlora.data import LOSS, TOKEN_ACCURACY, Answer, AnyTask, Encoded
 from anchorlora.data.templates import stop_ids
-from anchorlora.data.thoughts import decoded
+from anchorlora.data.thoughts import decode_answer
 from anchorlora.devices import in_float64
 from anchorlora.models.head import LARGE, leaving_out, of_own_rows, plain_head, token_scores
 from anchorlora.models.load import cache_argument, cache_in, ends_of, may_be_masked, pad_of, whole_cache
@@ -126,7 +126,7 @@ class Scorer:
         return [texts[i] for i in range(len(prompts))]
 
     def _decoded(self, how: Answering, rows: Any) -> list[str]:
-        return [decoded(self.tokenizer, _until(how.stops, row)) for row in rows]
+        return [decode_answer(self.tokenizer, _until(how.stops, row)) for row in rows]
 
     def _generate(self, prompts: Sequence[Sequence[int]], prefix: _Prefix, how: Answering) -> Any:
         """The tokens after padded prompts."""

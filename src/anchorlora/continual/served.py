@@ -14,7 +14,7 @@ from typing import Any
 
 from anchorlora.adapters import write_adapter
 from anchorlora.data.templates import stop_ids
-from anchorlora.data.thoughts import decoded
+from anchorlora.data.thoughts import decode_answer
 from anchorlora.errors import Failed, InvalidValue, MissingExtra
 from anchorlora.geometry import Factors
 from anchorlora.models.load import LoadedModel, ends_of
@@ -59,7 +59,7 @@ class Served:
                 [{"prompt_token_ids": list(prompt)} for prompt in prompts], greedy, lora_request=request, use_tqdm=False
             )
         llm.sleep(level=1)
-        return [decoded(tokenizer, output.outputs[0].token_ids) for output in outputs]
+        return [decode_answer(tokenizer, output.outputs[0].token_ids) for output in outputs]
 
     def _awake(self, rank: int) -> Any:
         if self._llm is not None and rank <= self._rank:

@@ -14,7 +14,7 @@ from anchorlora.data.metrics import (
     read_answer,
 )
 from anchorlora.data.prompts import AnyTask, Encoder, Task
-from anchorlora.data.rehearsal import Rehearsal, fingerprint, held_apart, read_examples, stratified
+from anchorlora.data.rehearsal import Rehearsal, fingerprint, held_apart, read_examples, stratify
 from anchorlora.data.rendering import chat_ids
 from anchorlora.data.rows import samples_of
 from anchorlora.data.sample_files import read_samples
@@ -54,6 +54,6 @@ __all__ = [
     "read_examples",
     "read_samples",
     "samples_of",
-    "stratified",
+    "stratify",
     "token_ids",
 ]

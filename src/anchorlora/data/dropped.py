@@ -14,12 +14,12 @@ from anchorlora.data.templates import ANSWERED, Messages
 from anchorlora.data.thoughts import THOUGHTS
 from anchorlora.errors import InvalidValue
 
-Write = Callable[..., str]  # what a chat template writes of messages, see `rendered`
+Write = Callable[..., str]  # what a chat template writes of messages, see `render`
 PLUMBING = frozenset({"id", "tool_call_id", "type", "index"})  # that tie calls to results, and hold no words
 
 
 def refuse_dropped(
-    place: str,
+    location: str,
     messages: Messages,
     text: str,
     write: Write,
@@ -62,17 +62,17 @@ def refuse_dropped(
     for number, message in enumerate(messages, 1):
         role, last = message["role"], number == len(messages)
         if SPEAKERS.get(role, role) != role:
-            raise InvalidValue(f"{place}: role {role!r} of message {number} is not known; call it {SPEAKERS[role]!r}")
+            raise InvalidValue(f"{location}: role {role!r} of message {number} is not known; call it {SPEAKERS[role]!r}")
         words = every = str(message["content"]).strip()
         if role == "assistant":  # templates drop the thoughts of earlier turns, and write the last one's in their own way
             words = re.sub(r"\A\s*<(\w+)>.*?</\1>\s*", "", words, flags=re.DOTALL)
             every = re.sub(r"</?\w+>", " ", every)
-        at, length = _found(words, text, position)
+        at, length = _find(words, text, position)
         if (at < 0 and number - 1 not in learned) or (role not in ("user", "assistant") and not (number <= before and as_before())):
             other = {**message, "content": f"{ANSWERED} {words}"}
             if same(*messages[: number - 1], other, *messages[number:]):
                 raise InvalidValue(
-                    f"{place}: the tokenizer's chat template does not write message {number} (role {role!r}); "
+                    f"{location}: the tokenizer's chat template does not write message {number} (role {role!r}); "
                     "change its role, or take it out"
                 )
         if last or role != "assistant":
@@ -80,8 +80,8 @@ def refuse_dropped(
             gone = [match[0] for match in missing] if role == "assistant" or not missing else unread(number, every, missing)
             if gone:
                 raise InvalidValue(
-                    f"{place}: the tokenizer's chat template leaves out {gone[0]!r:.40} of message {number} (role {role!r}); take "
-                    "it out, or give the rendered text as prompt and completion"
+                    f"{location}: the tokenizer's chat template leaves out {gone[0]!r:.40} of message {number} (role {role!r}); "
+                    "take it out, or give the rendered text as prompt and completion"
                 )
         position = max(position, at + length)
         if number - 1 in learned:
@@ -92,7 +92,7 @@ def refuse_dropped(
             if key in THOUGHTS and not last:
                 continue
             without = {name: inner for name, inner in message.items() if name != key}
-            lost = key not in THOUGHTS and _lost(value, text) is not None
+            lost = key not in THOUGHTS and _find_lost(value, text) is not None
             named = role == "tool" and key == "name"  # the function's, which its call says, too
             if lost or (
                 not named and not (number <= before and as_before()) and same(*messages[: number - 1], without, *messages[number:])
@@ -100,30 +100,30 @@ def refuse_dropped(
                 if key in THOUGHTS and str(value).strip() in text and text != whole:
                     continue  # written into the thought that the template opens
                 raise InvalidValue(
-                    f"{place}: key {key!r} of message {number} (role {role!r}) would not be learned: the tokenizer's chat template "
-                    "does not write it; take it out, or give the rendered text as prompt and completion"
+                    f"{location}: key {key!r} of message {number} (role {role!r}) would not be learned: the tokenizer's chat "
+                    "template does not write it; take it out, or give the rendered text as prompt and completion"
                 )
     if tools and same(*messages, tools=()):
         raise InvalidValue(
-            f"{place}: tools would not be learned: the tokenizer's chat template does not write them; take them out, or give the "
-            "rendered text as prompt and completion"
+            f"{location}: tools would not be learned: the tokenizer's chat template does not write them; take them out, or give "
+            "the rendered text as prompt and completion"
         )
 
 
 def _missing(words: str, text: str, position: int) -> list[re.Match[str]]:
     """The words that a text does not hold, in their order, from a place on."""
     gone: list[re.Match[str]] = []
-    if _found(words.strip(), text, position)[0] >= 0:
+    if _find(words.strip(), text, position)[0] >= 0:
         return gone
     for word in re.finditer(r"\S+", words):
-        at, length = _found(word[0], text, position)
+        at, length = _find(word[0], text, position)
         if at < 0:
             gone.append(word)
         position = max(position, at + length)
     return gone
 
 
-def _found(words: str, text: str, position: int) -> tuple[int, int]:
+def _find(words: str, text: str, position: int) -> tuple[int, int]:
     """Where words stand in a text from a place on, as they are or as JSON writes them, and how long they are there."""
     for form in (words, json.dumps(words)[1:-1], json.dumps(words, ensure_ascii=False)[1:-1]):
         at = text.find(form, position)
@@ -132,15 +132,15 @@ def _found(words: str, text: str, position: int) -> tuple[int, int]:
     return -1, 0
 
 
-def _lost(value: Any, text: str) -> str | None:
+def _find_lost(value: Any, text: str) -> str | None:
     """The first words or numbers of a value that a text does not hold; None where it holds them all."""
     for leaf in _leaves(value):
-        if leaf.strip() and _found(leaf.strip(), text, 0)[0] < 0:
+        if leaf.strip() and _find(leaf.strip(), text, 0)[0] < 0:
             try:
                 inner = json.loads(leaf)  # arguments are often JSON text, which templates write anew
             except ValueError:
                 return leaf
-            if not isinstance(inner, (dict, list)) or _lost(inner, text) is not None:
+            if not isinstance(inner, (dict, list)) or _find_lost(inner, text) is not None:
                 return leaf
     return None
 

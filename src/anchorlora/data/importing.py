@@ -24,7 +24,7 @@ from anchorlora.data.manifest import (
     MANIFEST_FILE,
     OFFICIAL,
     Manifest,
-    believed,
+    decide_kind,
     facts_of,
     kind_of,
     official,
@@ -41,7 +41,7 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
     """Copy a benchmark into a new folder, once every split is read and its labels are checked; a failure leaves nothing."""
     if to.exists():
         raise InvalidValue(f"{to} exists already; import into a new folder")
-    with _fetched(source) as root, _made_for(to), tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as workshop:
+    with _fetch(source) as root, _made_for(to), tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as workshop:
         groups, instructions, origin = _locate(root)
         declared = Manifest.beside(groups)
         made = Path(workshop) / to.name
@@ -98,7 +98,7 @@ def verify_benchmark(root: Path) -> dict[str, str]:
         elif kind == ALTERED and (declared is None or declared["kind"] == OFFICIAL):
             out[relative] = f"{ALTERED}: expected git blob {official()[relative]['git_blob_sha1']}, found {facts.git_blob_sha1}"
         else:
-            out[relative] = believed(declared["kind"], kind) if declared else kind
+            out[relative] = decide_kind(declared["kind"], kind) if declared else kind
     return out
 
 
@@ -121,7 +121,7 @@ def _made_for(to: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _fetched(source: str) -> Iterator[Path]:
+def _fetch(source: str) -> Iterator[Path]:
     if Path(source).is_dir():
         yield Path(source)
         return
@@ -149,14 +149,14 @@ def _locate(root: Path) -> tuple[Path, Path | None, dict[str, str] | None]:
     groups = root / "CL_Benchmark" if (root / "CL_Benchmark").is_dir() else root
     if groups != root and groups.is_symlink():
         raise InvalidValue(f"{groups} is a link, which is not followed; import what it points to")
-    places = [groups / INSTRUCTIONS_FILE, root / "configs" / INSTRUCTIONS_FILE, groups.parent / "configs" / INSTRUCTIONS_FILE]
+    paths = [groups / INSTRUCTIONS_FILE, root / "configs" / INSTRUCTIONS_FILE, groups.parent / "configs" / INSTRUCTIONS_FILE]
     origin = None
     if (root / ".git").exists():
         asked = [("url", ["config", "--get", "remote.origin.url"]), ("commit", ["rev-parse", "HEAD"])]
         answers = {name: subprocess.run(["git", "-C", str(root), *args], capture_output=True) for name, args in asked}
         lines = {name: answer.stdout.decode(errors="replace") for name, answer in answers.items() if answer.returncode == 0}
         origin = {name: without_secrets(line.strip()) for name, line in lines.items()}
-    return groups, next((place for place in places if place.is_file()), None), origin
+    return groups, next((path for path in paths if path.is_file()), None), origin
 
 
 def _present(root: Path) -> dict[str, Path]:

@@ -18,7 +18,7 @@ from typing import Any
 from anchorlora.data.forms.base import MARKS
 from anchorlora.data.manifest import LARGEST
 from anchorlora.data.metrics import ChoiceMatch, CodeSimilarity, ExactMatch, Metric, RougeL, Sari, VerbatimMatch
-from anchorlora.data.rows import iterated
+from anchorlora.data.rows import iterate_samples
 from anchorlora.data.sample_files import rows_in
 from anchorlora.data.samples import Sample
 from anchorlora.data.text_files import TextSource
@@ -56,19 +56,19 @@ ELSEWHERE = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 OTHER_COLUMNS = ("images", "videos", "audios", "kto_tag")
 
 
-def sources_in(place: Path) -> Sources | None:
+def sources_in(data_path: Path) -> Sources | None:
     """Return the tasks of a folder in TRACE's, SAPT's or LLaMA-Factory's layout; None for a place that is none of these."""
-    info = place / DATASET_INFO if place.is_dir() else place
+    info = data_path / DATASET_INFO if data_path.is_dir() else data_path
     if info.name == DATASET_INFO and info.is_file() and not (info.parent / "state.json").exists():  # that is one of `datasets`
         return _llama_factory(info)
-    folders = [path.parent for path in sorted(place.glob("*/train.json"))] or [
-        path.parent for path in sorted(place.glob("*/*/train.json"))
+    folders = [path.parent for path in sorted(data_path.glob("*/train.json"))] or [
+        path.parent for path in sorted(data_path.glob("*/*/train.json"))
     ]
     kinds = {_begins_with(folder / "train.json") for folder in folders}
     if kinds == {"{"}:
-        return _named(place, {folder.name: _sapt(folder) for folder in folders}, folders)
-    if kinds == {"["} and not any(folder.parent != place or (folder / "labels.json").exists() for folder in folders):
-        return _named(place, {folder.name: _trace(folder) for folder in sorted(folders, key=_of_paper)}, folders)
+        return _named(data_path, {folder.name: _sapt(folder) for folder in folders}, folders)
+    if kinds == {"["} and not any(folder.parent != data_path or (folder / "labels.json").exists() for folder in folders):
+        return _named(data_path, {folder.name: _trace(folder) for folder in sorted(folders, key=_of_paper)}, folders)
     return None
 
 
@@ -78,10 +78,10 @@ def _begins_with(path: Path) -> str:
         return file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1].decode(errors="replace")
 
 
-def _named(place: Path, sources: Sources, folders: list[Path]) -> Sources:
+def _named(root: Path, sources: Sources, folders: list[Path]) -> Sources:
     if len(sources) < len(folders):
         twice = next(folder.name for i, folder in enumerate(folders) if folder.name in {f.name for f in folders[:i]})
-        raise InvalidValue(f"{place} has two tasks called {twice}; give one of its folders")
+        raise InvalidValue(f"{root} has two tasks called {twice}; give one of its folders")
     return sources
 
 
@@ -106,13 +106,13 @@ def _sapt(folder: Path) -> TextSource:
     return TextSource(*_splits(folder), metrics=metrics, max_new_tokens=SAPT_TOKENS, reader=reader)
 
 
-def _instances(place: str, form: str) -> Iterator[Sample]:
-    content = _loaded(Path(place))
+def _instances(file: str, form: str) -> Iterator[Sample]:
+    content = _load(Path(file))
     if not isinstance(content, dict) or not isinstance(content.get("Instances"), list):
-        raise InvalidValue(f'{place} is not a SAPT task: {{"Definition": .., "Instances": [{{"input", "output"}}, ..]}}')
+        raise InvalidValue(f'{file} is not a SAPT task: {{"Definition": .., "Instances": [{{"input", "output"}}, ..]}}')
     definition = _first(content.get("Definition"))
-    rows = ((f"{place}, instance {number}", row) for number, row in enumerate(content["Instances"], 1))
-    yield from iterated((_instance(where, row, definition, form) for where, row in rows), source=place)
+    rows = ((f"{file}, instance {number}", row) for number, row in enumerate(content["Instances"], 1))
+    yield from iterate_samples((_instance(where, row, definition, form) for where, row in rows), source=file)
 
 
 def _instance(where: str, row: Any, definition: Any, form: str) -> tuple[str, Any]:
@@ -129,18 +129,18 @@ def _first(value: Any) -> Any:
     return next(iter(value), "") if isinstance(value, list) else value
 
 
-def _loaded(path: Path) -> Any:
+def _load(path: Path) -> Any:
     return read_file(path, object, remedy="fetch it again", largest=LARGEST)
 
 
 def _llama_factory(info: Path) -> Sources:
-    content = _loaded(info)
+    content = _load(info)
     if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()) or not content:
         raise InvalidValue(f'{info} describes no data set: {{name: {{"file_name": .., "formatting": .., "columns": {{..}}}}, ..}}')
-    return {name: _described(info, name, entry) for name, entry in content.items()}
+    return {name: _read_entry(info, name, entry) for name, entry in content.items()}
 
 
-def _described(info: Path, name: str, entry: Mapping[str, Any]) -> TextSource:
+def _read_entry(info: Path, name: str, entry: Mapping[str, Any]) -> TextSource:
     """One data set of the file; what cannot be read is refused when the task is asked for."""
     where = f"{info}: {name}"
     columns, tags = ({**entry.get(part, {})} for part in ("columns", "tags"))
@@ -156,7 +156,7 @@ def _described(info: Path, name: str, entry: Mapping[str, Any]) -> TextSource:
         row: Callable[[str, Mapping[str, Any]], Any] = partial(_alpaca, {part: known.get(part) for part in PARTS})
     else:
         row = partial(_sharegpt, {"messages": "conversations", **columns}, TAGS | tags)
-    return TextSource(train, reader=partial(_converted, row=row, limit=entry.get("num_samples")))
+    return TextSource(train, reader=partial(_convert, row=row, limit=entry.get("num_samples")))
 
 
 def _unread(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> str:
@@ -177,13 +177,13 @@ def _unread(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> str:
     return "" if isinstance(entry.get("file_name"), str) else "it names neither file_name nor hf_hub_url"
 
 
-def _refused(where: str, reason: str, place: str) -> Iterator[Sample]:
+def _refused(where: str, reason: str, file: str) -> Iterator[Sample]:
     raise InvalidValue(f"{where} cannot be learned: {reason}; name other tasks with --order")
 
 
-def _converted(place: str, *, row: Callable[[str, Any], Any], limit: int | None) -> Iterator[Sample]:
-    rows = ((where, row(where, content)) for where, content in rows_in(place))
-    return iterated(rows, source=place, limit=limit)
+def _convert(source: str, *, row: Callable[[str, Any], Any], limit: int | None) -> Iterator[Sample]:
+    rows = ((where, row(where, content)) for where, content in rows_in(source))
+    return iterate_samples(rows, source=source, limit=limit)
 
 
 def _alpaca(known: Mapping[str, str | None], where: str, row: Any) -> Any:
@@ -195,7 +195,7 @@ def _alpaca(known: Mapping[str, str | None], where: str, row: Any) -> Any:
         raise InvalidValue(f"{where}: no column {known['prompt']!r}; it has: {', '.join(map(str, row))}")
     if part["response"] is None:
         return {"text": part["prompt"]}
-    return {ours: part[theirs] for theirs, ours in PARTS.items()} | _marks(row)
+    return {column: part[name] for name, column in PARTS.items()} | _marks(row)
 
 
 def _sharegpt(columns: Mapping[str, str | None], tags: Mapping[str, str], where: str, row: Any) -> Any:

@@ -68,7 +68,7 @@ def kind_of(relative: str, facts: FileFacts) -> str:
     return OFFICIAL if listed["git_blob_sha1"] == facts.git_blob_sha1 else ALTERED
 
 
-def believed(declared: str, by_bytes: str) -> str:
+def decide_kind(declared: str, by_bytes: str) -> str:
     """Return the kind of a file whose bytes agree with its manifest: the declared one, unless the bytes alone decide."""
     return by_bytes if by_bytes == OFFICIAL or declared.strip().lower() in (OFFICIAL, OWN, ALTERED) else declared
 
@@ -105,7 +105,7 @@ class Manifest:
             if declared["sha256"] != facts.sha256:
                 hashes = f"{self.path.name} expects SHA-256 {declared['sha256']}, found {facts.sha256}"
                 raise InvalidValue(f"{facts.path} is altered: {hashes}; fetch it again")
-            return replace(facts, kind=believed(declared["kind"], kind))
+            return replace(facts, kind=decide_kind(declared["kind"], kind))
         if kind == ALTERED:
             expected = official()[relative]["git_blob_sha1"]
             raise InvalidValue(

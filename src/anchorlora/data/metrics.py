@@ -259,7 +259,7 @@ def sari(source: Sequence[str], answer: Sequence[str], references: Sequence[Sequ
 def _kept_deleted_added(
     source: Sequence[str], answer: Sequence[str], references: Sequence[Sequence[str]], n: int
 ) -> tuple[float, float, float]:
-    had, predicted = (_scaled(_grams(words, n), len(references)) for words in (source, answer))
+    had, predicted = (_scale(_grams(words, n), len(references)) for words in (source, answer))
     right = sum((_grams(words, n) for words in references), Counter[tuple[str, ...]]())
     kept, deleted = had & predicted, had - predicted
     kept_right, deleted_right = kept & right, deleted - right
@@ -275,7 +275,7 @@ def _grams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
 
 
-def _scaled(counts: Counter[tuple[str, ...]], by: int) -> Counter[tuple[str, ...]]:
+def _scale(counts: Counter[tuple[str, ...]], by: int) -> Counter[tuple[str, ...]]:
     return Counter({gram: by * count for gram, count in counts.items()})
 
 
@@ -329,7 +329,7 @@ def _library(metric: Any) -> Any:
         ) from None
 
 
-def scored(answer: Answer, example: Example, metrics: Sequence[Metric]) -> Answer:
+def score_answer(answer: Answer, example: Example, metrics: Sequence[Metric]) -> Answer:
     """Return an answer with its score by every metric."""
     return replace(answer, scores={metric.name: metric.score(answer, example) for metric in metrics})
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from anchorlora.data.metrics import Answer, ExactMatch, Metric, read_answer, scored
+from anchorlora.data.metrics import Answer, ExactMatch, Metric, read_answer, score_answer
 from anchorlora.data.samples import Example, is_unicode
 from anchorlora.data.spool import Encoded, EncodedExamples
 from anchorlora.data.templates import stop_ids
@@ -95,7 +95,7 @@ class Task:
             text: What the model generated.
             example: The example that it answers.
         """
-        return scored(read_answer(text, gold=example.label, labels=self.labels), example, self.metrics)
+        return score_answer(read_answer(text, gold=example.label, labels=self.labels), example, self.metrics)
 
     def _shortened(self, encoder: Encoder, sentence: str, room: int) -> str:
         kept = longest(len(sentence), lambda n: len(encoder.prompt(self.prompt(sentence[:n]))) <= room)

@@ -74,7 +74,7 @@ class Rehearsal:
         return int(seen * Fraction(str(self.share)))
 
 
-def stratified(labels: Sequence[str], draw: random.Random) -> list[int]:
+def stratify(labels: Sequence[str], draw: random.Random) -> list[int]:
     """Return indices in a random order in which every beginning holds the classes in proportion, within one example per class."""
     indices = list(range(len(labels)))
     draw.shuffle(indices)

@@ -21,8 +21,8 @@ from anchorlora.data import thoughts
 from anchorlora.data.dropped import Write, refuse_dropped
 from anchorlora.data.prompts import Encoder
 from anchorlora.data.samples import Example, Sample
-from anchorlora.data.templates import ANSWERED, ASKED, Messages, rendered
-from anchorlora.data.thoughts import decoded, without_lead
+from anchorlora.data.templates import ANSWERED, ASKED, Messages, render
+from anchorlora.data.thoughts import decode_answer, without_lead
 from anchorlora.data.tokenized import Tokenized, first_after
 from anchorlora.errors import InvalidValue
 
@@ -44,7 +44,7 @@ class Turn:
 def chat_ids(sample: Sample, tokenizer: Any, *, answering: bool = False) -> list[int]:
     """Return the tokens of a chat, as the tokenizer's chat template renders it."""
     assert not isinstance(sample.content, str)
-    write = partial(rendered, sample.place, tokenizer=tokenizer, tools=sample.tools)
+    write = partial(render, sample.place, tokenizer=tokenizer, tools=sample.tools)
     messages = thoughts.apart(sample.place, sample.content, tokenizer)
     text = write(messages, asking=answering)
     whole = write(messages) if answering else text
@@ -54,36 +54,36 @@ def chat_ids(sample: Sample, tokenizer: Any, *, answering: bool = False) -> list
 
 def chat_turn(example: Example, encoder: Encoder) -> Turn:
     """Return the assistant's answer to a chat as tokens, after the prompt that a server would give."""
-    place, tokenizer, stops = example.place, encoder.tokenizer, encoder.stops
+    location, tokenizer, stops = example.place, encoder.tokenizer, encoder.stops
     reply = example.reply or {"role": "assistant", "content": example.label}
     messages = [*example.messages, reply]
     if not example.continued:
-        messages = thoughts.apart(place, messages, tokenizer)
+        messages = thoughts.apart(location, messages, tokenizer)
     *before, reply = messages
-    write = partial(rendered, place, tokenizer=tokenizer, tools=example.tools)
+    write = partial(render, location, tokenizer=tokenizer, tools=example.tools)
     prompt, whole, content = write(before, asking=True), write(messages), str(reply["content"])
-    where, words = f"{place}: message {len(messages)} (role 'assistant')", thoughts.own_words(content, tokenizer)
+    where, words = f"{location}: message {len(messages)} (role 'assistant')", thoughts.own_words(content, tokenizer)
     thoughts.refuse_split(where, words, whole, tokenizer)
-    text, prompt = thoughts.joined(place, prompt, whole, messages, write)
+    text, prompt = thoughts.joined(location, prompt, whole, messages, write)
     boundary = len(prompt)
     thoughts.refuse_second(where, text, boundary)
     start = _start(write, text, boundary, words, messages)
-    refuse_dropped(place, messages, text, write, example.tools, whole=whole, learned=example.learned)
+    refuse_dropped(location, messages, text, write, example.tools, whole=whole, learned=example.learned)
     if example.continued:
         boundary = _goes_on(where, text, (boundary, start, _end(write, text, messages)), content, example.continued)
         start = max(start, boundary)
-    read = Tokenized.of(place, text, boundary, tokenizer, special=False)
+    read = Tokenized.of(location, text, boundary, tokenizer, special=False)
     first = read.first
     while first < len(read.ids) and read.offsets[first][0] < boundary and read.ids[first] in tokenizer.get_added_vocab().values():
         first += 1  # a token of the template that takes the blanks after it
     read, first, split = read.served(first, apart=not example.continued)
     if split and split != "white" and not example.continued:
         split = "template"
-    answer = _stopped(place, read.ids[first:], encoder)
-    lead = decoded(tokenizer, read.ids[first : first_after(read.offsets, start)])
+    answer = _end_at_stop(location, read.ids[first:], encoder)
+    lead = decode_answer(tokenizer, read.ids[first : first_after(read.offsets, start)])
     too_long = first + len(answer) > encoder.max_tokens
     head = first_after(read.offsets, _head(write, text, before)) if too_long else 0
-    label = without_lead(decoded(tokenizer, answer[:-1] if answer[-1] in stops else answer), lead)
+    label = without_lead(decode_answer(tokenizer, answer[:-1] if answer[-1] in stops else answer), lead)
     unknown = read.unknown(first + len(answer), own=reply)
     return Turn(text[:boundary], tuple(read.ids[:first]), answer, head, lead.strip(), label, unknown, split)
 
@@ -102,9 +102,9 @@ def text_turn(example: Example, encoder: Encoder) -> Turn:
         kept = 1 if len(ids) > 1 else 0
         return Turn("", tuple(ids[:kept]), tuple(ids[kept:]), 0, "", answer)
     read, first, split = read.served(read.first)
-    written = _stopped(example.place, read.ids[first:], encoder)
+    written = _end_at_stop(example.place, read.ids[first:], encoder)
     head = len(encoder.beginning) if begun else next((i for i, (a, b) in enumerate(read.offsets) if a != b), 0)
-    label = decoded(tokenizer, written[:-1] if written[-1] in encoder.stops else written).strip()
+    label = decode_answer(tokenizer, written[:-1] if written[-1] in encoder.stops else written).strip()
     return Turn(prompt, tuple(read.ids[:first]), written, head, "", label, read.unknown(first + len(written), own=answer), split)
 
 
@@ -178,7 +178,7 @@ def _call_start(write: Write, text: str, boundary: int, content: str, messages: 
     return start
 
 
-def _stopped(place: str, ids: Sequence[int], encoder: Encoder) -> tuple[int, ...]:
+def _end_at_stop(location: str, ids: Sequence[int], encoder: Encoder) -> tuple[int, ...]:
     """An answer's tokens up to its stop, which follows where there is none."""
     tokenizer, stops = encoder.tokenizer, encoder.stops
     at = next((i for i, token in enumerate(ids) if token in stops), None)
@@ -186,8 +186,8 @@ def _stopped(place: str, ids: Sequence[int], encoder: Encoder) -> tuple[int, ...
         return (*ids, encoder.end)
     if any(token not in stops and tokenizer.decode([token]).strip() for token in ids[at + 1 :]):
         raise InvalidValue(
-            f"{place}: the answer holds {tokenizer.decode([ids[at]])!r}, at which every server stops, so what follows would never "
-            "be said; take it out of the text, or split the row"
+            f"{location}: the answer holds {tokenizer.decode([ids[at]])!r}, at which every server stops, so what follows would "
+            "never be said; take it out of the text, or split the row"
         )
     return tuple(ids[: at + 1])
 

@@ -14,7 +14,7 @@ from itertools import islice
 from numbers import Number
 from typing import Any
 
-from anchorlora.data.forms import FORMS, form_of, known_columns, listed, refuse_form
+from anchorlora.data.forms import FORMS, form_of, known_columns, list_columns, refuse_form
 from anchorlora.data.forms.base import MARKS, Form, Row, is_learned, kind_of, number_of
 from anchorlora.data.samples import Sample
 from anchorlora.errors import InvalidValue
@@ -35,30 +35,30 @@ def samples_of(
     rows: Iterable[tuple[str, Any]], *, source: str, column: str | None = None, limit: int | None = None, mixed: bool = False
 ) -> list[Sample]:
     """Return rows as samples, all of them checked."""
-    return list(iterated(rows, source=source, column=column, limit=limit, mixed=mixed))
+    return list(iterate_samples(rows, source=source, column=column, limit=limit, mixed=mixed))
 
 
-def iterated(
+def iterate_samples(
     rows: Iterable[tuple[str, Any]], *, source: str, column: str | None = None, limit: int | None = None, mixed: bool = False
 ) -> Iterator[Sample]:
     """Yield rows as samples, one by one; of `mixed` rows each has a form of its own."""
-    form, names, place = None, _names(column), None
-    for place, columns in islice(rows, limit):
+    form, names, location = None, _names(column), None
+    for location, columns in islice(rows, limit):
         if not isinstance(columns, Mapping):
             lines = "; a file whose one line is a list of rows is called .json" if isinstance(columns, list) else ""
-            raise InvalidValue(f"{place}: a row is an object with named columns, not {kind_of(columns)}{lines}")
-        row = Row(place, columns)
-        learned = _judged(row, names)
+            raise InvalidValue(f"{location}: a row is an object with named columns, not {kind_of(columns)}{lines}")
+        row = Row(location, columns)
+        learned = _judge(row, names)
         if names or column is None:
-            row = _renamed(row, names) if names else row
+            row = _rename(row, names) if names else row
             form = form_of(row) if form is None or mixed else form
             _refuse_unread(row, form)
             assert form.read is not None
             sample = form.read(row)
         else:
-            sample = row.joined(*_wanted(row, column))
+            sample = row.joined(*_find_columns(row, column))
         yield sample if learned else replace(sample, weight=0)
-    if place is None:
+    if location is None:
         raise InvalidValue(f"{source} holds no row; give at least one example")
 
 
@@ -100,7 +100,7 @@ def _names(column: str | None) -> dict[str, str]:
     return names
 
 
-def _renamed(row: Row, names: Mapping[str, str]) -> Row:
+def _rename(row: Row, names: Mapping[str, str]) -> Row:
     """A row with the columns that are named; one that holds null is left out where the others are a form."""
     columns = {known: row.columns[called] for known, called in names.items() if row.columns.get(called) is not None}
     if not all(called in row.columns for called in names.values()) or not any(form.fits(columns) for form in FORMS):
@@ -108,7 +108,7 @@ def _renamed(row: Row, names: Mapping[str, str]) -> Row:
     return Row(row.place, columns)
 
 
-def _wanted(row: Row, column: str) -> tuple[str, ...]:
+def _find_columns(row: Row, column: str) -> tuple[str, ...]:
     """Columns of a plain list that hold something; one may have a comma in its name."""
     if row.columns.get(column) is not None:
         return (column,)
@@ -118,11 +118,11 @@ def _wanted(row: Row, column: str) -> tuple[str, ...]:
 def _there(row: Row, names: Iterable[str]) -> tuple[str, ...]:
     for name in names:
         if row.columns.get(name) is None:
-            raise InvalidValue(f"{row.place}: no column {name!r}; it has: {listed(row)}")
+            raise InvalidValue(f"{row.place}: no column {name!r}; it has: {list_columns(row)}")
     return tuple(names)
 
 
-def _judged(row: Row, names: Mapping[str, str]) -> bool:
+def _judge(row: Row, names: Mapping[str, str]) -> bool:
     """Return whether a row is learned; refuse one that says how good its answer is, or weighs another amount."""
     for form in FORMS:
         if form.even_named and form.fits(row.columns) and not {*form.columns} & {*names.values()}:
@@ -147,8 +147,8 @@ def _refuse_unread(row: Row, form: Form) -> None:
         if name not in form.known and name not in MARKS and str(name).lower() not in FACTS and _says_something(value):
             if not form.fits(row.columns):
                 raise InvalidValue(
-                    f"{row.place}: this row has {listed(row)}, and the first one is read as {' and '.join(form.columns)}; give "
-                    "every row the same columns"
+                    f"{row.place}: this row has {list_columns(row)}, and the first one is read as {' and '.join(form.columns)}; "
+                    "give every row the same columns"
                 )
             raise InvalidValue(
                 f"{row.place}: column {name!s:.40} would not be learned; put its text into {form.columns[0]}, take it out, or name "

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.data.manifest import OWN, FileFacts, facts_of
-from anchorlora.data.rows import iterated, samples_of
+from anchorlora.data.rows import iterate_samples, samples_of
 from anchorlora.data.samples import Sample
 from anchorlora.errors import InvalidValue, message_of
 from anchorlora.paths import expanded, nearest
@@ -35,39 +35,39 @@ def read_samples(
         raise InvalidValue(f"data has several parts ({', '.join(map(str, data))}); give the rows of one of them")
     if not isinstance(data, (str, Path)):
         rows = map(_without_nulls, data) if hasattr(data, "features") else data  # a data set of `datasets`, or rows alone
-        return samples_of(_numbered("data", rows), source="data", column=column, limit=limit)
+        return samples_of(_number_rows("data", rows), source="data", column=column, limit=limit)
     return list(samples_in(str(data), column=column, limit=limit))
 
 
-def samples_in(place: str, *, column: str | None = None, limit: int | None = None, mixed: bool = False) -> Iterator[Sample]:
+def samples_in(source: str, *, column: str | None = None, limit: int | None = None, mixed: bool = False) -> Iterator[Sample]:
     """Yield the samples of a file, a folder or a data set of the hub, one by one; of `mixed` rows each has a form of its own."""
-    yield from iterated(rows_in(place), source=place, column=column, limit=limit, mixed=mixed)
+    yield from iterate_samples(rows_in(source), source=source, column=column, limit=limit, mixed=mixed)
 
 
-def facts_of_data(place: str) -> FileFacts:
+def facts_of_data(source: str) -> FileFacts:
     """Return the hashes of a file; of a folder or a data set of the hub, those of its rows."""
-    path = expanded(place)
+    path = expanded(source)
     if path.is_file():
         return facts_of(path, largest=LARGEST_ROWS)
     digest = hashlib.sha256()
-    for _, row in rows_in(place):
+    for _, row in rows_in(source):
         digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
     return FileFacts(path, digest.hexdigest(), "", OWN)
 
 
-def lines_in(place: str) -> int | None:
+def lines_in(source: str) -> int | None:
     """Return how many lines a file of rows has, about as many as rows; None where it has no lines."""
-    path = expanded(place)
+    path = expanded(source)
     if not path.is_file() or path.suffix.lower() not in (".jsonl", ".ndjson", ".csv", ".tsv"):
         return None
     with path.open("rb") as file:
         return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b""))
 
 
-def rows_in(place: str) -> Rows:
+def rows_in(source: str) -> Rows:
     """Return the rows of a file, a folder or a data set of the hub as they stand, each with its place."""
-    path = expanded(place)
-    hub = None if path.exists() else HUB.fullmatch(place)
+    path = expanded(source)
+    hub = None if path.exists() else HUB.fullmatch(source)
     if hub is not None:
         return _hub(*hub.groups())
     if path.is_dir():
@@ -98,16 +98,16 @@ def _json(path: Path) -> Rows:
     content = path.read_bytes()
     if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
         return _json_lines(path)
-    return _numbered(str(path), _parsed(str(path), content))
+    return _number_rows(str(path), _parsed(str(path), content))
 
 
-def _parsed(place: str, content: bytes) -> Any:
+def _parsed(location: str, content: bytes) -> Any:
     try:
         return DISTINCT.decode(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise InvalidValue(f"{place}: not UTF-8; save the file as UTF-8") from None
+        raise InvalidValue(f"{location}: not UTF-8; save the file as UTF-8") from None
     except Unreadable as error:
-        raise InvalidValue(f"{place}: {error}, and one of them would be dropped; keep one") from None
+        raise InvalidValue(f"{location}: {error}, and one of them would be dropped; keep one") from None
     except json.JSONDecodeError as error:
         where = f", line {error.lineno}" if b"\n" in content.strip() else ""
         reason = f"not complete JSON{where}: {error.msg} at character {error.colno}"
@@ -115,7 +115,7 @@ def _parsed(place: str, content: bytes) -> Any:
         reason = "holds a number that is too long"
     except RecursionError:
         reason = "nested too deeply"
-    raise InvalidValue(f"{place}: {reason}; give one JSON object per line")
+    raise InvalidValue(f"{location}: {reason}; give one JSON object per line")
 
 
 def _csv(path: Path) -> Rows:
@@ -205,6 +205,6 @@ def _library(path: Path | str) -> Any:
     return datasets
 
 
-def _numbered(source: str, rows: Iterable[Any]) -> Rows:
+def _number_rows(source: str, rows: Iterable[Any]) -> Rows:
     for number, row in enumerate(rows, 1):
         yield f"{source}, row {number}", row

@@ -94,14 +94,14 @@ def examples_of(samples: Iterable[Sample]) -> Iterator[Example]:
 
 
 def _examples(sample: Sample) -> Iterator[Example]:
-    content, place = sample.content, sample.place
+    content, location = sample.content, sample.place
     if sample.ids is not None:
         if sample.weight:
-            yield Example(0, "", content if isinstance(content, str) else content[-1]["content"], place=place, ids=sample.ids)
+            yield Example(0, "", content if isinstance(content, str) else content[-1]["content"], place=location, ids=sample.ids)
         return
     if isinstance(content, str):
         for prompt, answer in sample.turns():
-            yield Example(0, str(prompt), answer, place=place)
+            yield Example(0, str(prompt), answer, place=location)
         return
     plain = "" if sample.plain is None or isinstance(sample.plain.content, tuple) else sample.plain.content[: sample.plain.given]
     learned = sample.learned
@@ -112,7 +112,7 @@ def _examples(sample: Sample) -> Iterator[Example]:
                 plain,
                 content[i]["content"],
                 content[:i],
-                place,
+                location,
                 reply=content[i],
                 tools=sample.tools,
                 learned=tuple(earlier for earlier in learned if earlier < i),

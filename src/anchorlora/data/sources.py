@@ -50,7 +50,7 @@ class TextTaskSettings(Settings):
     def source(self, folder: Path) -> TextSource:
         """Return the same as a source."""
         metrics = None if self.metrics is None else tuple(metric_named(name) for name in self.metrics)
-        train, test = (_from(folder, place) for place in (self.train, self.test))
+        train, test = (_from(folder, file) for file in (self.train, self.test))
         assert train is not None
         return TextSource(train, test, self.columns, metrics, self.max_new_tokens)
 
@@ -65,25 +65,25 @@ class TextTaskList(Settings):
         write_text(path, dump_yaml(self.model_dump(mode="json", exclude_none=True)))
 
 
-def _from(folder: Path, place: str | None) -> str | None:
+def _from(folder: Path, file: str | None) -> str | None:
     """A place as its list means it: from the list's own folder, unless it is of the hub."""
-    if place is None or Path(place).expanduser().is_absolute() or not (folder / place).exists():
-        return place
-    return str(folder / place)
+    if file is None or Path(file).expanduser().is_absolute() or not (folder / file).exists():
+        return file
+    return str(folder / file)
 
 
 def source_of(tasks: TaskSettings) -> TaskSource:
     """Return the source of a run's tasks."""
     if tasks.data is None:
         raise InvalidValue("this recipe names no data; give a CL_Benchmark folder or a YAML list of files with --data")
-    source = _found(tasks.data)
+    source = _find_source(tasks.data)
     return source.training_only() if tasks.tested_on == "holdout" else source
 
 
-def _found(data: str) -> Benchmark | TextFiles:
+def _find_source(data: str) -> Benchmark | TextFiles:
     path = embedded.folder(data, "data") or expanded(data)
     if path.is_file() and path.suffix in LISTS:
-        return TextFiles(_listed(path))
+        return TextFiles(_read_list(path))
     read = sources_in(path)
     if read is not None:
         return TextFiles(read)
@@ -92,6 +92,6 @@ def _found(data: str) -> Benchmark | TextFiles:
     return Benchmark(path)
 
 
-def _listed(path: Path) -> Mapping[str, TextSource]:
+def _read_list(path: Path) -> Mapping[str, TextSource]:
     listed = TextTaskList.read(load_yaml(path), str(path))
     return {name: task.source(path.parent) for name, task in listed.tasks.items()}

@@ -90,7 +90,7 @@ class EncodedExamples(Sequence[Encoded]):
         position = range(len(self))[index]
         begin, end = self._ends[position], self._ends[position + 1]
         self._file.flush()
-        return _encoded(os.pread(self._file.fileno(), end - begin, begin))
+        return _parse_line(os.pread(self._file.fileno(), end - begin, begin))
 
     def __iter__(self) -> Iterator[Encoded]:
         return (self[position] for position in range(len(self)))
@@ -101,6 +101,6 @@ class EncodedExamples(Sequence[Encoded]):
     __hash__ = None  # type: ignore[assignment]
 
 
-def _encoded(line: bytes) -> Encoded:
-    index, sentence, label, text, prompt, answer, cut, lead, place = json.loads(line)
-    return Encoded(Example(index, sentence, label, lead=lead, place=place), text, tuple(prompt), tuple(answer), cut)
+def _parse_line(line: bytes) -> Encoded:
+    index, sentence, label, text, prompt, answer, cut, lead, location = json.loads(line)
+    return Encoded(Example(index, sentence, label, lead=lead, place=location), text, tuple(prompt), tuple(answer), cut)

@@ -21,39 +21,39 @@ SECONDS, LARGEST = 20.0, 2**24  # that a template may take for one chat, and cha
 CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 
 
-def rendered(
-    place: str, messages: Messages, tokenizer: Any, *, asking: bool = False, tools: Sequence[Mapping[str, Any]] = ()
+def render(
+    location: str, messages: Messages, tokenizer: Any, *, asking: bool = False, tools: Sequence[Mapping[str, Any]] = ()
 ) -> str:
     """Return a chat as the tokenizer's template writes it, on the date of the run (`tokenizer.rendered_at`) if there is one."""
     if not tokenizer.chat_template:
         raise InvalidValue(
-            f"{place}: this is a chat, and the tokenizer has no chat template; name one with --set chat_template=FILE, "
+            f"{location}: this is a chat, and the tokenizer has no chat template; name one with --set chat_template=FILE, "
             "save the one that was trained with into the adapter's folder, or give plain text as prompt and completion"
         )
     clock = getattr(tokenizer, "rendered_at", None)
     how: dict[str, Any] = {"tools": [dict(tool) for tool in tools]} if tools else {}
     if clock is not None and "strftime_now" in str(tokenizer.chat_template):
-        how["chat_template"] = _dated(tokenizer.get_chat_template(tools=list(tools) or None), clock)
+        how["chat_template"] = _set_date(tokenizer.get_chat_template(tools=list(tools) or None), clock)
 
     def write() -> Any:
         as_read = _in_parts if _reads_parts(tokenizer, str(tokenizer.chat_template)) else dict
         chat: list[dict[str, Any]] = [as_read(message) for message in messages]
         if any(message.get("tool_calls") for message in chat):
             template = how.get("chat_template") or tokenizer.get_chat_template(tools=list(tools) or None)
-            chat = [_called(message, as_text=_reads_text(tokenizer, template)) for message in chat]
+            chat = [_convert_calls(message, as_text=_reads_text(tokenizer, template)) for message in chat]
         return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=asking, **how)
 
     try:
         text = _within(SECONDS, write)
     except TimeoutError:
-        raise InvalidValue(f"{place}: the tokenizer's chat template does not end; fetch the tokenizer again") from None
+        raise InvalidValue(f"{location}: the tokenizer's chat template does not end; fetch the tokenizer again") from None
     except Exception as error:  # a template is a program of its own and raises what it likes
-        raise InvalidValue(f"{place}: the tokenizer's chat template refuses these messages: {message_of(error)}") from None
+        raise InvalidValue(f"{location}: the tokenizer's chat template refuses these messages: {message_of(error)}") from None
     if len(text) > LARGEST:
-        raise InvalidValue(f"{place}: the tokenizer's chat template writes {len(text):,} characters; fetch the tokenizer again")
+        raise InvalidValue(f"{location}: the tokenizer's chat template writes {len(text):,} characters; fetch the tokenizer again")
     if not is_unicode(text):
         raise InvalidValue(
-            f"{place}: the tokenizer's chat template adds characters that are not Unicode text; fetch the tokenizer again"
+            f"{location}: the tokenizer's chat template adds characters that are not Unicode text; fetch the tokenizer again"
         )
     return str(text)
 
@@ -86,7 +86,7 @@ def _reads_text(tokenizer: Any, template: str) -> bool:
     chat = [asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
 
     def written(*, as_text: bool) -> str:
-        called = [_called(message, as_text=as_text) for message in chat]
+        called = [_convert_calls(message, as_text=as_text) for message in chat]
         try:
             return str(tokenizer.apply_chat_template(called, tokenize=False, chat_template=template))
         except Exception:  # a template is a program of its own and raises what it likes
@@ -96,7 +96,7 @@ def _reads_text(tokenizer: Any, template: str) -> bool:
     return (not objects or str(arguments) in objects) and json.dumps(arguments) in written(as_text=True)
 
 
-def _called(message: Mapping[str, Any], *, as_text: bool) -> dict[str, Any]:
+def _convert_calls(message: Mapping[str, Any], *, as_text: bool) -> dict[str, Any]:
     """A message whose calls have their arguments as an object, whichever way the row gives them, or as text."""
     calls = message.get("tool_calls")
     if not isinstance(calls, (list, tuple)):
@@ -124,7 +124,7 @@ def _arguments(given: Any, *, as_text: bool) -> Any:
     return read if isinstance(read, dict) else given
 
 
-def _dated(template: str, clock: datetime) -> str:
+def _set_date(template: str, clock: datetime) -> str:
     """A template that writes one day's date; functions that a caller passes do not reach templates in every version."""
     dated = CLOCK.sub(lambda asked: json.dumps(clock.strftime(asked[2])), template)
     if "strftime_now(" in dated:
@@ -179,7 +179,7 @@ def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
         asked, answered = {"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}
 
         def after(*messages: Mapping[str, Any]) -> list[int]:
-            text = rendered("", messages, tokenizer).partition(ANSWERED)[2].partition(ASKED)[0].lstrip()
+            text = render("", messages, tokenizer).partition(ANSWERED)[2].partition(ASKED)[0].lstrip()
             return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) if text else []
 
         try:
@@ -194,7 +194,7 @@ def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
 def refuse_deaf(tokenizer: Any) -> None:
     """Refuse a chat template that does not write what it is given."""
     chat = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
-    text = rendered("the chat template, tried on two messages", chat, tokenizer)
+    text = render("the chat template, tried on two messages", chat, tokenizer)
     for word, role in ((ASKED, "user"), (ANSWERED, "assistant")):
         if word not in text:
             raise InvalidValue(f"the tokenizer's chat template does not write the {role}'s message; give a template that does")

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from anchorlora.data.holdout import RowHashes
-from anchorlora.data.metrics import Answer, Metric, normalize, read_answer, scored
+from anchorlora.data.metrics import Answer, Metric, normalize, read_answer, score_answer
 from anchorlora.data.prompts import Encoder
 from anchorlora.data.rendering import Turn, chat_ids, chat_turn, text_turn
 from anchorlora.data.samples import Example, Sample, examples_of
 from anchorlora.data.spool import Encoded
-from anchorlora.data.thoughts import answered, decoded
+from anchorlora.data.thoughts import decode_answer, extract_answer
 from anchorlora.errors import InvalidValue
 
 SHOWN = 10  # characters that a tokenizer does not know
@@ -46,11 +46,11 @@ class TextTask:
     def answer(self, text: str, example: Example) -> Answer:
         """Return what a generated text answers, with its scores."""
         gold = example.label.strip()
-        text = answered(text, example.lead, gold)
+        text = extract_answer(text, example.lead, gold)
         if self.labels:
-            return scored(read_answer(text, gold=gold, labels=self.labels), example, self.metrics)
+            return score_answer(read_answer(text, gold=gold, labels=self.labels), example, self.metrics)
         right = normalize(text) == normalize(gold)
-        return scored(Answer(text, gold if right else None, gold), example, self.metrics)
+        return score_answer(Answer(text, gold if right else None, gold), example, self.metrics)
 
     def encoded(self, encoder: Encoder, examples: Iterable[Example]) -> Iterator[Encoded]:
         """Yield examples as tokens."""
@@ -66,7 +66,7 @@ def turn_of(example: Example, encoder: Encoder) -> Turn:
         stopped = answer[:-1] if answer and answer[-1] in encoder.stops else answer
         text = str(tokenizer.decode(list(prompt), skip_special_tokens=False))
         head = len(encoder.beginning) if prompt[: len(encoder.beginning)] == encoder.beginning else 0
-        return Turn(text, prompt, answer, head, label=decoded(tokenizer, stopped).strip())
+        return Turn(text, prompt, answer, head, label=decode_answer(tokenizer, stopped).strip())
     if example.messages and (tokenizer.chat_template or not example.sentence):
         return chat_turn(example, encoder)
     return text_turn(example, encoder)
@@ -86,14 +86,14 @@ def fitted(example: Example, turn: Turn, most: int, *, name: str) -> Encoded:
     return Encoded(plain, turn.text, prompt, answer, cut, unknown=bool(turn.unknown), split=bool(turn.split))
 
 
-def _too_long(place: str, tokens: int, most: int) -> InvalidValue:
+def _too_long(location: str, tokens: int, most: int) -> InvalidValue:
     return InvalidValue(
-        f"{place}: the answer takes {tokens} tokens, and max_tokens is {most} for prompt and answer together; raise max_tokens, "
+        f"{location}: the answer takes {tokens} tokens, and max_tokens is {most} for prompt and answer together; raise max_tokens, "
         "which is --max-length of train, or leave the row out"
     )
 
 
-def counted(
+def count_rows(
     name: str,
     samples: Iterable[Sample],
     encoder: Encoder,

@@ -15,7 +15,7 @@ from anchorlora.data.rendering import Turn
 from anchorlora.data.sample_files import facts_of_data, lines_in, samples_in
 from anchorlora.data.samples import Example, Sample, examples_of
 from anchorlora.data.spool import EncodedExamples
-from anchorlora.data.text import TextTask, counted, counting, fitted, turn_of
+from anchorlora.data.text import TextTask, count_rows, counting, fitted, turn_of
 from anchorlora.errors import InvalidValue, UnknownName
 
 MOST_LABELS = 50
@@ -35,9 +35,9 @@ class TextSource:
     max_new_tokens: int | None = None  # most tokens of an answer; None for what the recipe says
     reader: Callable[[str], Iterator[Sample]] | None = None
 
-    def samples(self, place: str) -> Iterator[Sample]:
+    def samples(self, file: str) -> Iterator[Sample]:
         """Yield the samples of one of its files."""
-        return self.reader(place) if self.reader else samples_in(place, column=self.columns)
+        return self.reader(file) if self.reader else samples_in(file, column=self.columns)
 
 
 @dataclass(eq=False)
@@ -84,17 +84,17 @@ class TextFiles:
         source = self._source(name)
         if split == "test" and not self.testing:
             raise InvalidValue(f"the test file of {name} may not be opened here")
-        place, kept = source.train, None
+        file, kept = source.train, None
         if split == "test" and source.test is not None:
-            place = source.test
+            file = source.test
         elif source.test is None and self.testing:
             kept = (self._holdout(name), split == "test")
         any_answer = False
-        for example in islice(self._examples(place, source, kept), limit):
+        for example in islice(self._examples(file, source, kept), limit):
             any_answer = True
             yield example
         if not any_answer:
-            raise InvalidValue(f"{place} has no answer to learn; a chat needs a message of the assistant")
+            raise InvalidValue(f"{file} has no answer to learn; a chat needs a message of the assistant")
 
     def rows_of(self, name: str, split: str) -> Iterator[Sample]:
         """Yield the rows of a split as they stand."""
@@ -134,7 +134,7 @@ class TextFiles:
     ) -> dict[str, Any]:
         """Return how many rows a file has, and of how many of them what; their tokens are kept for `encoded`."""
         source = self._source(name)
-        place = source.train if split == "train" or source.test is None else source.test
+        file = source.train if split == "train" or source.test is None else source.test
         held = self._holdout(name) if source.test is None else frozenset()
         parts = {"train": EncodedExamples(), "test": EncodedExamples()}
 
@@ -143,12 +143,12 @@ class TextFiles:
             if part == "train" or test_limit is None or len(parts[part]) < test_limit:
                 parts[part].add(fitted(replace(example, index=len(parts[part])), turn, encoder.max_tokens, name=name))
 
-        total = len(self._listing(name).rows.hashes) if split == "train" else sum(1 for _ in self._rows(place, source))
-        counts, _ = counted(name, counting(self._rows(place, source), tell, total), encoder, keep=keep)
+        total = len(self._listing(name).rows.hashes) if split == "train" else sum(1 for _ in self._rows(file, source))
+        counts, _ = count_rows(name, counting(self._rows(file, source), tell, total), encoder, keep=keep)
         for part in ("train", "test") if source.test is None else (split,):
             self._encoded[name, part, test_limit if part == "test" else None, encoder.key] = parts[part]
         if split == "test":
-            counts["also_learned"] = self._listing(name).rows.shared_with(self._rows(place, source))
+            counts["also_learned"] = self._listing(name).rows.shared_with(self._rows(file, source))
         return counts
 
     def together(self, name: str) -> int:
@@ -164,15 +164,15 @@ class TextFiles:
             raise UnknownName(f"no task called {name!r}; there is: {', '.join(self.sources)}")
         return self.sources[name]
 
-    def _rows(self, place: str, source: TextSource) -> Iterator[Sample]:
-        samples = source.samples(place)
-        if place not in self.opened:
-            self.opened[place] = facts_of_data(place)
+    def _rows(self, file: str, source: TextSource) -> Iterator[Sample]:
+        samples = source.samples(file)
+        if file not in self.opened:
+            self.opened[file] = facts_of_data(file)
         return samples
 
-    def _examples(self, place: str, source: TextSource, kept: tuple[frozenset[int], bool] | None) -> Iterator[Example]:
+    def _examples(self, file: str, source: TextSource, kept: tuple[frozenset[int], bool] | None) -> Iterator[Example]:
         """Examples of all rows, or of those whose number is among some, or is not."""
-        rows = enumerate(self._rows(place, source))
+        rows = enumerate(self._rows(file, source))
         return examples_of(sample for number, sample in rows if kept is None or (number in kept[0]) is kept[1])
 
     def _holdout(self, name: str) -> frozenset[int]:

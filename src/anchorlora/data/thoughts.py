@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from anchorlora.data.templates import ANSWERED, ASKED, Messages, rendered
+from anchorlora.data.templates import ANSWERED, ASKED, Messages, render
 from anchorlora.errors import InvalidValue
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a message
@@ -34,7 +34,7 @@ def without_lead(text: str, lead: str) -> str:
     return text
 
 
-def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+def decode_answer(tokenizer: Any, ids: Sequence[int]) -> str:
     """Return what tokens of an answer say, without special ones and without thoughts that such end, as a channel's."""
     ids, end = list(ids), list(end_of_thought(tokenizer, str(tokenizer.chat_template)))
     start = next((at for at in range(len(ids), 0, -1) if ids[at - len(end) : at] == end), 0) if end else 0
@@ -60,14 +60,14 @@ def end_of_thought(tokenizer: Any, template: str) -> tuple[int, ...]:
     return next((ids for ids in read if ids and not tokenizer.decode(ids[:1], skip_special_tokens=True)), ())
 
 
-def answered(text: str, lead: str, gold: str) -> str:
+def extract_answer(text: str, lead: str, gold: str) -> str:
     """Return what a generated text answers: its words, without a thought where the right answer has none."""
     words = without_lead(text, lead)
     thought = THOUGHT.match(words)
     return thought[3].strip() if thought and thought[1] in TAGS and not THOUGHT.match(gold) else words
 
 
-def joined(place: str, prompt: str, whole: str, messages: Messages, write: Callable[..., str] | None = None) -> tuple[str, str]:
+def joined(location: str, prompt: str, whole: str, messages: Messages, write: Callable[..., str] | None = None) -> tuple[str, str]:
     """Return the text of an answered chat that begins with what a server would give, and the latter."""
     *before, reply = messages
     if whole.startswith(prompt):
@@ -88,8 +88,8 @@ def joined(place: str, prompt: str, whole: str, messages: Messages, write: Calla
         if not rest.startswith(closed[3] or f"<{closed[2]}>"):
             return prompt + rest, prompt
         raise InvalidValue(
-            f"{place}: the tokenizer's chat template ends a prompt with an empty thought, {closed[0].strip()!r}, so this answer's "
-            "would never be written; take it out, or give a template that leaves the thought to the model"
+            f"{location}: the tokenizer's chat template ends a prompt with an empty thought, {closed[0].strip()!r}, so this "
+            "answer's would never be written; take it out, or give a template that leaves the thought to the model"
         )
     if whole.startswith(prompt.rstrip()):  # a blank that the template writes for the model alone
         return prompt + whole[len(prompt.rstrip()) :].lstrip(), prompt
@@ -98,9 +98,9 @@ def joined(place: str, prompt: str, whole: str, messages: Messages, write: Calla
         with suppress(InvalidValue):
             if write and write([*fewer, reply]) == whole:
                 later = write(fewer, asking=True)
-                return prompt + joined(place, later, whole, messages)[0][len(later) :], prompt
+                return prompt + joined(location, later, whole, messages)[0][len(later) :], prompt
     raise InvalidValue(
-        f"{place}: the tokenizer's chat template ends a prompt with {prompt[-40:]!r}, which it does not write before an answer, "
+        f"{location}: the tokenizer's chat template ends a prompt with {prompt[-40:]!r}, which it does not write before an answer, "
         "so the model would not be trained on what it is asked; give the rendered text as prompt and completion"
     )
 
@@ -132,7 +132,7 @@ def refuse_second(where: str, text: str, boundary: int) -> None:
         )
 
 
-def apart(place: str, messages: Messages, tokenizer: Any) -> list[Mapping[str, Any]]:
+def apart(location: str, messages: Messages, tokenizer: Any) -> list[Mapping[str, Any]]:
     """Return messages whose thoughts stand in a key of their own, where the template takes none in `content`."""
     parted, template = list(messages), str(tokenizer.chat_template)
     for i, message in enumerate(messages):
@@ -142,8 +142,8 @@ def apart(place: str, messages: Messages, tokenizer: Any) -> list[Mapping[str, A
         given = next((key for key in THOUGHTS if message.get(key)), None)
         if given is not None:
             raise InvalidValue(
-                f"{place}: message {i + 1} (role 'assistant') begins with a thought in <{parts[1]}>, and {given!r} holds another; "
-                "keep one of them"
+                f"{location}: message {i + 1} (role 'assistant') begins with a thought in <{parts[1]}>, and {given!r} holds "
+                "another; keep one of them"
             )
         key = _key(tokenizer, template, parts[1])
         if key:
@@ -162,13 +162,13 @@ def own_words(content: str, tokenizer: Any) -> str:
 @lru_cache(maxsize=4)
 def _tags(tokenizer: Any, template: str) -> frozenset[str]:
     """Tags of a thought: the usual ones, and those in which the template opens, closes or writes one; never those of a call."""
-    found = set(TAGS)
+    tags = set(TAGS)
     for reply in ((), (ANSWERED,), *((ANSWERED, key) for key in THOUGHTS)):
         text = _written(tokenizer, *reply).partition(ASKED)[2]
         closed = re.search(rf"<(\w+)>\s*(?:{THINKS}\s*)?</\1>\s*(?:{ANSWERED}|\Z)", text)
         begun = closed or (None if reply else OPENED.search(text))
-        found |= {begun[1]} if begun else set()
-    return frozenset(found)
+        tags |= {begun[1]} if begun else set()
+    return frozenset(tags)
 
 
 @lru_cache(maxsize=4)
@@ -189,5 +189,5 @@ def _written(tokenizer: Any, answer: str | None = None, key: str | None = None) 
     reply = {"role": "assistant", "content": answer} | ({key: THINKS} if key else {})
     messages: Messages = [{"role": "user", "content": ASKED}, *([reply] if answer is not None else [])]
     with suppress(InvalidValue):
-        return rendered("", messages, tokenizer, asking=answer is None)
+        return render("", messages, tokenizer, asking=answer is None)
     return ""

@@ -40,12 +40,12 @@ class Tokenized:
     lost: list[int]  # places of which the tokenizer makes nothing
 
     @classmethod
-    def of(cls, place: str, text: str, boundary: int, tokenizer: Any, *, special: bool) -> Tokenized:
+    def of(cls, location: str, text: str, boundary: int, tokenizer: Any, *, special: bool) -> Tokenized:
         """Tokenize a text. Without a fast tokenizer, tokens are those of the prompt and of the rest."""
         if getattr(tokenizer, "is_fast", False):
             read = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
             ids, offsets = list(read.input_ids), [(int(a), int(b)) for a, b in read.offset_mapping]
-            lost = _left_out(text, ids, offsets, tokenizer)
+            lost = _find_left_out(text, ids, offsets, tokenizer)
             if lost:  # offsets count as if what is left out had never been there
                 gone = set(lost)
                 there = [at for at in range(len(text)) if at not in gone]
@@ -53,14 +53,14 @@ class Tokenized:
                 read = tokenizer(rest, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
                 if list(read.input_ids) == ids:
                     offsets = [(there[a], there[b - 1] + 1) if a < b else (0, 0) for a, b in read.offset_mapping]
-            return cls(place, text, boundary, tokenizer, special, ids, offsets, lost)
+            return cls(location, text, boundary, tokenizer, special, ids, offsets, lost)
         ids = list(tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
         before = list(tokenizer(text[:boundary], add_special_tokens=special, verbose=False).input_ids)
         while before and before != ids[: len(before)]:
             before.pop()
         within = [(0, 0) if i == 0 and special and before[:1] == ids[:1] else (0, boundary) for i in range(len(before))]
         offsets = within + [(boundary, len(text))] * (len(ids) - len(before))
-        return cls(place, text, boundary, tokenizer, special, ids, offsets, [])
+        return cls(location, text, boundary, tokenizer, special, ids, offsets, [])
 
     @property
     def first(self) -> int:
@@ -106,16 +106,16 @@ class Tokenized:
         for begin, stop in [*self._unread(), *((at, at + 1) for at in self.lost)]:
             if asked := _visible(self.text[begin : min(stop, self.boundary)]):
                 given[asked] = None
-            said = _visible(self.text[max(begin, self.boundary) : min(stop, end)])
-            if not said:
+            characters = _visible(self.text[max(begin, self.boundary) : min(stop, end)])
+            if not characters:
                 continue
             words = own if isinstance(own, str) else json.dumps(own, ensure_ascii=False, default=str)
-            if not any(character in words for character in said):
-                given[said] = None
+            if not any(character in words for character in characters):
+                given[characters] = None
                 continue
             raise InvalidValue(
-                f"{self.place}: the answer holds {said[:20]!r}, which the tokenizer does not know, so it would not be learned; "
-                "write it in other characters, leave the row out, or take a model whose tokenizer knows it"
+                f"{self.place}: the answer holds {characters[:20]!r}, which the tokenizer does not know, so it would not be "
+                "learned; write it in other characters, leave the row out, or take a model whose tokenizer knows it"
             )
         return tuple(given)
 
@@ -153,7 +153,7 @@ def _leaves_out(tokenizer: Any) -> bool:
     return not tokenizer("\U0010fffd", add_special_tokens=False, verbose=False).input_ids
 
 
-def _left_out(text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], tokenizer: Any) -> list[int]:
+def _find_left_out(text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], tokenizer: Any) -> list[int]:
     """Places of characters of which a tokenizer makes nothing; some leave no gap, but shift what follows."""
     reached, whole = 0, True
     for begin, stop in offsets:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorlora.config import BaseModelSettings
-from anchorlora.data.templates import ASKED, rendered, stop_ids
+from anchorlora.data.templates import ASKED, render, stop_ids
 from anchorlora.devices import free_memory, multiplies_bfloat16
 from anchorlora.errors import InvalidValue
 from anchorlora.models.drawing import LEAVE, DecodingState, draw
@@ -83,7 +83,7 @@ def frame(tokenizer: Any, *, chat: bool, room: int | None = None) -> tuple[list[
         raise InvalidValue(f"the tokenizer has no end-of-sequence token, with which a text ends; {instead}")
     before, after = [int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)], list[int]()
     if chat:
-        text = rendered("a chat of the model's own", [{"role": "user", "content": ASKED}], tokenizer, asking=True)
+        text = render("a chat of the model's own", [{"role": "user", "content": ASKED}], tokenizer, asking=True)
         head, mark, tail = text.partition(ASKED)
         if not mark:
             raise InvalidValue(f"the tokenizer's chat template does not write the user's message; {instead}")

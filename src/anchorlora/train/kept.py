@@ -15,7 +15,7 @@ from anchorlora.adapters import lora_layers
 from anchorlora.data import Encoder, Sample, read_samples, samples_of
 from anchorlora.data.holdout import RowHashes
 from anchorlora.data.rows import row_of
-from anchorlora.data.text import counted
+from anchorlora.data.text import count_rows
 from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import first_layers, read_origin, read_tensors
@@ -115,7 +115,7 @@ def count_kept(source: str, columns: str | None, encoder: Encoder, learned: RowH
         for file in _probes_of(skill):
             rows = [(f"{file}, line {n}", row) for n, row in enumerate(rows_of_file(file), 1)]
             samples = samples_of(rows, source=str(file), mixed=True)
-            counts, unfit = counted(file.stem, samples, encoder, measured=True)
+            counts, unfit = count_rows(file.stem, samples, encoder, measured=True)
             if len(unfit) == len(samples):
                 raise _no_probes(next(iter(unfit.values())), len(samples))
             held = len(samples) - len(unfit)
@@ -124,7 +124,7 @@ def count_kept(source: str, columns: str | None, encoder: Encoder, learned: RowH
         return parts
     samples = _samples(source, columns, MOST_ROWS + 1)
     more, samples = len(samples) > MOST_ROWS, samples[:MOST_ROWS]
-    counts, unfit = counted(source, samples, encoder, measured=True)
+    counts, unfit = count_rows(source, samples, encoder, measured=True)
     _, probes = hold_out(source, samples, unfit=unfit)
     if not probes:
         raise _no_probes(next(iter(unfit.values())), len(samples))

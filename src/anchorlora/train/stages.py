@@ -44,7 +44,7 @@ from anchorlora.continual.seeds import number
 from anchorlora.data import Encoder, Sample, TextFiles, TextSource, read_samples
 from anchorlora.data.sample_files import samples_in
 from anchorlora.data.templates import stop_ids
-from anchorlora.data.text import counted
+from anchorlora.data.text import count_rows
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import JoinedCore, joined_within
 from anchorlora.methods import Method
@@ -246,7 +246,7 @@ def _write_own_text(teaching: Teaching, part: Kept, adapted: Any, room: int) -> 
     )
     samples, ends = read_samples(rows), ends_of(adapted)
     part.samples, part.probes = hold_out(part.name, samples, share=OWN_SHARE)
-    counts, _ = counted(part.name, samples, Encoder(tokenizer, max_tokens=room, ends=ends), measured=True)
+    counts, _ = count_rows(part.name, samples, Encoder(tokenizer, max_tokens=room, ends=ends), measured=True)
     counts = {"name": part.name, "source": SELF, "use": "kept", **counts, "held_out": len(part.probes)}
     part.facts |= {"rows": counts, "own": defects(rows, stops=stop_ids(tokenizer, ends))}
 

@@ -28,7 +28,7 @@ from anchorlora.continual.batches import MicroBatch, micro_batch, packed_row, ro
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.losses import ExampleLosses
 from anchorlora.data import Encoded, Example, read_samples
-from anchorlora.data.templates import rendered
+from anchorlora.data.templates import render
 from anchorlora.devices import in_float64
 from anchorlora.errors import MissingExtra
 from anchorlora.features import read_cores
@@ -82,7 +82,7 @@ class Subject:
         if not self.tokenizer.chat_template:
             return (int(self.tokenizer.eos_token_id),)
         turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": SAMPLE}]
-        after = self.ids(rendered("a chat", turns, self.tokenizer, asking=False).rpartition(SAMPLE)[2])
+        after = self.ids(render("a chat", turns, self.tokenizer, asking=False).rpartition(SAMPLE)[2])
         return after[:1]
 
     def ids(self, text: str) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ class Subject:
         """Return the tokens of a prompt, as the model's chat template writes it."""
         if not self.tokenizer.chat_template:
             return (int(self.tokenizer.bos_token_id or self.tokenizer.eos_token_id), *self.ids(f"{text}\n"))
-        return self.ids(rendered("a prompt", [{"role": "user", "content": text}], self.tokenizer, asking=True))
+        return self.ids(render("a prompt", [{"role": "user", "content": text}], self.tokenizer, asking=True))
 
     def encoded(self, index: int, prompt: str, answer: str) -> Encoded:
         """Return an example as tokens."""

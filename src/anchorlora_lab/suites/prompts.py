@@ -18,10 +18,10 @@ from typing import Any
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import Encoded, Encoder, Example, Sample, examples_of, normalize
 from anchorlora.data.rendering import Turn
-from anchorlora.data.rows import iterated
+from anchorlora.data.rows import iterate_samples
 from anchorlora.data.sample_files import rows_in
 from anchorlora.data.text import shortened, turn_of
-from anchorlora.data.thoughts import answered
+from anchorlora.data.thoughts import extract_answer
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import ends_of
 from anchorlora.paths import expanded
@@ -69,7 +69,7 @@ class OwnPrompts:
         watch.begins(len(encoded))
         scorer = Scorer(model, tokenizer, max_new_tokens=most, batch=questions.batch, device=model.device)
         answers = scorer.texts([e.prompt for e in encoded], watch=lambda texts: watch.advance(len(texts)))
-        texts = [answered(text, e.example.lead, e.example.label) for text, e in zip(answers, encoded, strict=True)]
+        texts = [extract_answer(text, e.example.lead, e.example.label) for text, e in zip(answers, encoded, strict=True)]
         right = [float(is_right(text, e.example.label)) for text, e in zip(texts, encoded, strict=True)]
         error = statistics.stdev(right) / len(right) ** 0.5 if len(right) > 1 else None
         return Measured(
@@ -139,7 +139,7 @@ def _text(question: Example) -> str:
 
 def read_answered(path: Path | str) -> list[Example]:
     """Return the prompts of a file or folder with their right answers, all of them checked."""
-    return [question_of(sample) for sample in iterated(rows_in(str(path)), source=str(path), mixed=True)]
+    return [question_of(sample) for sample in iterate_samples(rows_in(str(path)), source=str(path), mixed=True)]
 
 
 def question_of(sample: Sample) -> Example:

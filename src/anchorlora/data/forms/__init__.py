@@ -23,7 +23,7 @@ def form_of(row: Row) -> Form:
         refuse_form(row, form)
     if not fitting:
         remedy = "name yours with --columns prompt=MINE,completion=MINE"
-        raise InvalidValue(f"{row.place}: no known column ({known_forms()}); it has: {listed(row)}; {remedy}")
+        raise InvalidValue(f"{row.place}: no known column ({known_forms()}); it has: {list_columns(row)}; {remedy}")
     there = {name for name, value in row.columns.items() if value is not None}
     most = max(len(there & form.known) for form in fitting)
     best = [form for form in fitting if len(there & form.known) == most]
@@ -49,6 +49,6 @@ def known_forms() -> str:
     return "; ".join(" and ".join(form.columns) for form in FORMS if form.read)
 
 
-def listed(row: Row) -> str:
+def list_columns(row: Row) -> str:
     """Return the columns of a row that hold something, for messages."""
     return ", ".join(f"{name!s:.40}" for name, value in list(row.columns.items())[:12] if value is not None) or "none"

@@ -136,15 +136,15 @@ class Row:
         return tuple(tools)
 
 
-def is_learned(place: str, marks: Mapping[str, Any], *, of: str = "") -> bool:
+def is_learned(location: str, marks: Mapping[str, Any], *, of: str = "") -> bool:
     """Tell whether a row or a message is learned: not with weight 0 or with train false."""
     train, weight = marks.get("train"), marks.get("weight")
     truth = {"true": True, "false": False, "none": True, "": True}.get(str(train).strip().lower())
     if truth is None:
-        raise InvalidValue(f"{place}: train{of} must be true or false, not {train!s:.40}")
+        raise InvalidValue(f"{location}: train{of} must be true or false, not {train!s:.40}")
     share = 1.0 if weight in (None, "") else number_of(weight)
     if share not in (0, 1):
-        raise InvalidValue(f"{place}: weight{of} is {weight!s:.20}; text is learned (1) or not (0); take the weight out")
+        raise InvalidValue(f"{location}: weight{of} is {weight!s:.20}; text is learned (1) or not (0); take the weight out")
     return truth and share == 1
 
 
@@ -158,25 +158,25 @@ def number_of(value: Any) -> float | None:
         return None
 
 
-def messages_of(place: str, name: str, turns: list[Any]) -> tuple[Message, ...]:
+def messages_of(location: str, name: str, turns: list[Any]) -> tuple[Message, ...]:
     """Return messages of a list of turns, which may be in ShareGPT's words (from, value)."""
     if not turns:
-        raise InvalidValue(f"{place}: {name} is an empty list; take the row out")
-    return tuple(_message(place, f"message {i} of {name}", turn) for i, turn in enumerate(turns, 1))
+        raise InvalidValue(f"{location}: {name} is an empty list; take the row out")
+    return tuple(_message(location, f"message {i} of {name}", turn) for i, turn in enumerate(turns, 1))
 
 
-def _message(place: str, where: str, turn: Any) -> Message:
+def _message(location: str, where: str, turn: Any) -> Message:
     if not isinstance(turn, Mapping):
-        raise InvalidValue(f"{place}: {where} must be an object with role and content, not {kind_of(turn)}")
+        raise InvalidValue(f"{location}: {where} must be an object with role and content, not {kind_of(turn)}")
     if turn.get("role") is None and turn.get("from") is not None:
-        return _of_speaker(place, where, turn)
+        return _of_speaker(location, where, turn)
     content = turn.get("content")
     if isinstance(content, (list, tuple)):  # parts, as for models that see
         kinds = [part.get("type") if isinstance(part, Mapping) else kind_of(part) for part in content]
         if kinds != ["text"] or not isinstance(content[0].get("text"), str):
             parts = ", ".join(f"{kind!s:.20}" for kind in kinds[:5])
             raise InvalidValue(
-                f"{place}: content of {where} must be text, not a list ({parts}); one part of type text is read as its text: "
+                f"{location}: content of {where} must be text, not a list ({parts}); one part of type text is read as its text: "
                 "join several to one, and leave out rows with others, such as images"
             )
         turn = {**turn, "content": content[0]["text"]}
@@ -184,33 +184,33 @@ def _message(place: str, where: str, turn: Any) -> Message:
         if key == "content" and turn.get(key) is None and turn.get("tool_calls"):
             continue  # as servers write a call without words
         if not isinstance(turn.get(key), str):
-            raise InvalidValue(f"{place}: {key} of {where} must be text, not {kind_of(turn.get(key))}")
+            raise InvalidValue(f"{location}: {key} of {where} must be text, not {kind_of(turn.get(key))}")
     return {**turn, "content": ""} if turn.get("content") is None else turn
 
 
-def _of_speaker(place: str, where: str, turn: Mapping[str, Any]) -> Message:
+def _of_speaker(location: str, where: str, turn: Mapping[str, Any]) -> Message:
     """A turn of ShareGPT as a message, with all of its other keys."""
     speaker, words = turn["from"], turn.get("value")
     role = SPEAKERS.get(speaker) if isinstance(speaker, str) else None
     if role is None:
-        raise InvalidValue(f"{place}: from {speaker!r:.40} of {where} is not known; it is one of {', '.join(SPEAKERS)}")
+        raise InvalidValue(f"{location}: from {speaker!r:.40} of {where} is not known; it is one of {', '.join(SPEAKERS)}")
     if words is None and turn.get("tool_calls"):
         words = ""  # as servers write a call without words
     if not isinstance(words, str):
-        raise InvalidValue(f"{place}: value of {where} must be text, not {kind_of(words)}")
+        raise InvalidValue(f"{location}: value of {where} must be text, not {kind_of(words)}")
     message = {"role": role, "content": words} | {key: value for key, value in turn.items() if key not in ("from", "value")}
-    return message | {"content": "", "tool_calls": _calls(place, where, words)} if speaker in CALLING else message
+    return message | {"content": "", "tool_calls": _calls(location, where, words)} if speaker in CALLING else message
 
 
-def _calls(place: str, where: str, words: str) -> list[dict[str, Any]]:
+def _calls(location: str, where: str, words: str) -> list[dict[str, Any]]:
     """The calls of a turn, which are JSON text: one object with name and arguments, or a list of them."""
     try:
-        calls = _read(place, f"value of {where}", words)
+        calls = _read(location, f"value of {where}", words)
     except json.JSONDecodeError:
         calls = None
     calls = [calls] if isinstance(calls, dict) else calls
     if not isinstance(calls, list) or not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
-        raise InvalidValue(f'{place}: value of {where} must be a call as JSON, {{"name": .., "arguments": {{..}}}}')
+        raise InvalidValue(f'{location}: value of {where} must be a call as JSON, {{"name": .., "arguments": {{..}}}}')
     return [{"type": "function", "function": call} for call in calls]
 
 
@@ -223,12 +223,12 @@ def _arguments(calls: Any) -> Iterator[str]:
             yield arguments
 
 
-def _read(place: str, what: str, text: str) -> Any:
+def _read(location: str, what: str, text: str) -> Any:
     """JSON text, no object of which holds a key twice."""
     try:
         return DISTINCT.decode(text)
     except Unreadable as error:
-        raise InvalidValue(f"{place}: {what} {error}, and one of them would be dropped; keep one") from None
+        raise InvalidValue(f"{location}: {what} {error}, and one of them would be dropped; keep one") from None
 
 
 def _texts(value: Any) -> Iterator[str]:

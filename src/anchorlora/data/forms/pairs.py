@@ -31,7 +31,7 @@ def _as_it_stands(row: Row, *, asks: str, says: str) -> Sample:
     return row.chat((*prompt, *answer), given=len(prompt))
 
 
-def _instructed(row: Row, *, asks: str, says: str) -> Sample:
+def _read_instruction(row: Row, *, asks: str, says: str) -> Sample:
     """A chat of two messages, after a system message and earlier turns if there are any."""
     if asks != "instruction" and not isinstance(row.content(asks), str):
         if row.has("system"):
@@ -61,7 +61,7 @@ def _pair(asks: str, says: str) -> Form:
 
 def _instruction(asks: str, says: str, *, about: str = "", optional: tuple[str, ...] = ("system", "tools")) -> Form:
     about = about or f"the {says}; a chat, as above"
-    return Form(f"{asks}-{says}", (asks, says), about, partial(_instructed, asks=asks, says=says), optional=optional)
+    return Form(f"{asks}-{says}", (asks, says), about, partial(_read_instruction, asks=asks, says=says), optional=optional)
 
 
 ALPACA = "the output; formatted as a chat if the tokenizer has a template, otherwise as Alpaca's prompt"
