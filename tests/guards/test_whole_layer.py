@@ -480,7 +480,7 @@ def test_a_head_outside_the_model_is_named_where_the_optimizer_knows_its_name():
     named += [(name, p) for name, p in story.model.named_parameters() if p.requires_grad]
     anchor = Anchor.of(story.model, cores=story.cores)
     with (
-        pytest.raises(ValueError, match=r"shape \(1, 32\) outside .* give the optimizer pairs of names and parameters, and name"),
+        pytest.raises(ValueError, match=r"shape \(1, 32\) outside .* in also_training, which takes an optimizer of pairs"),
         protect(torch.optim.AdamW([p for _, p in named]), anchor, SFOR, also_training="value_head"),
     ):
         pass

@@ -64,10 +64,10 @@ def refuse_unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Coll
     others = unprotected(optimizer, anchor, also_training)
     if others:
         more = f" and {len(others) - 1} more parameters train" if len(others) > 1 else " trains"
-        named = "give the optimizer pairs of names and parameters, and " if others[0].startswith(UNNAMED) else ""
+        how = ", which takes an optimizer of pairs of names and parameters" if others[0].startswith(UNNAMED) else ""
         raise InvalidValue(
-            f"{others[0]}{more} beside the protected layers, and nothing keeps what they were; freeze them, or {named}name their "
-            "modules in also_training"
+            f"{others[0]}{more} beside the protected layers, and nothing keeps what they were; freeze them, or name their modules "
+            f"in also_training{how}"
         )
 
 
