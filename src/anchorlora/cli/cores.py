@@ -91,9 +91,7 @@ def cores(
             device=device,
         )
     if as_json:
-        print_json(
-            {"file": str(file), "tensors": made_cores.stores, **made_cores.origin}
-        )  # layer -> the tensor that holds its core
+        print_json({"file": str(file), "tensors": made_cores.stores, **made_cores.origin})  # tensors: layer -> that of its core
     else:
         show(made_cores)
         out.print(f"\ncores: {file}")

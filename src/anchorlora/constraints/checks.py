@@ -96,21 +96,25 @@ def refuse_unsound(anchor: Anchor, *, when: str) -> None:
                 raise InvalidValue(f"the {kind} at {layer.name}: {error}") from None
 
 
+def full_layers(anchor: Anchor) -> dict[str, int]:
+    """Return the layers all of whose input directions are protected, with their number."""
+    return {layer.name: layer.core.d for layer in anchor.layers if layer.core is not None and layer.core.k >= layer.core.d}
+
+
 def refuse_full(anchor: Anchor) -> None:
     """Refuse layers all of whose input directions are protected: nothing can be learned there, and what moves is rounding."""
-    for layer in anchor.layers:
-        if layer.core is not None and layer.core.k >= layer.core.d:
-            raise InvalidValue(
-                f"{layer.name} is full: all {layer.core.d} directions of its input are protected, so nothing can be learned there; "
-                "protect fewer directions of each task (at_most), or take a method that protects fewer, such as fold-16"
-            )
+    for name, width in full_layers(anchor).items():
+        raise InvalidValue(
+            f"{name} is full: all {width} directions of its input are protected, so nothing can be learned there; "
+            "protect fewer directions of each task (at_most), or take a method that protects fewer, such as fold-16"
+        )
 
 
 def refuse_nothing_free(anchor: Anchor, closed: Collection[str]) -> None:
     """Refuse cores that leave nothing to learn in, and warn of layers that are full, where A and the response both hold still."""
     if "displacement" not in closed or not {"start", "state", "delta_b"} & set(closed):
         return
-    full = {layer.name: layer.core.d for layer in anchor.layers if layer.core is not None and layer.core.k >= layer.core.d}
+    full = full_layers(anchor)
     if not full:
         return
     name, more = next(iter(full)), f" and {len(full) - 1} more layers" if len(full) > 1 else ""

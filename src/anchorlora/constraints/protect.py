@@ -171,10 +171,8 @@ def protect(
                 for c in active:
                     c.begin(step)
             beside = _beside(inner, anchor, also_training, check_every=check_every, step=step)
-            with (
-                _annotate_exceptions(steps, active),
-                beside as active.beside,
-            ):  # no `try` here: at its line, no other one would be in force
+            # no `try` here: at its line, no other one would be in force
+            with _annotate_exceptions(steps, active), beside as active.beside:
                 yield active
             active.beside = None
             steps.settle()
