@@ -13,10 +13,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from anchorlora.devices import torch
 from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
-    import torch
     from accelerate import Accelerator
     from torch import Tensor, nn
 
@@ -101,8 +101,6 @@ class Processes:
         """Return what the first process makes, in all processes; an error that it raises is raised in all."""
         if self.count == 1:
             return make()
-        import torch
-
         found: list[Any] = [None, None]
         own: Exception | None = None
         if self.first:
@@ -134,28 +132,22 @@ class Processes:
         """Return the values of all processes, by rank."""
         if self.count == 1:
             return [value]
-        from torch import distributed
-
         found: list[Any] = [None] * self.count
-        distributed.all_gather_object(found, value)
+        torch.distributed.all_gather_object(found, value)
         return found
 
     def sent_to_first(self, value: T) -> list[T]:
         """Return the values of all processes in the first one, and an empty list in the others."""
         if self.count == 1:
             return [value]
-        from torch import distributed
-
         found: list[Any] | None = [None] * self.count if self.first else None
-        distributed.gather_object(value, found, dst=0)
+        torch.distributed.gather_object(value, found, dst=0)
         return found or []
 
     def any(self, flag: bool) -> bool:
         """Return True if the flag is set in any process."""
         if self.count == 1:
             return flag
-        import torch
-
         one = torch.tensor([float(flag)], device=self.device)
         torch.distributed.all_reduce(one)
         return bool(one.item())
@@ -170,8 +162,6 @@ class Processes:
         """Replace tensors by their sums over all processes, in one exchange for each dtype."""
         if self.count == 1:
             return
-        import torch
-
         for dtype in dict.fromkeys(t.dtype for t in tensors):
             mine = [t for t in tensors if t.dtype == dtype]
             flat = torch.cat([t.detach().flatten() for t in mine])
@@ -188,8 +178,6 @@ class Processes:
         if not self.sharded:
             yield
             return
-        import torch
-
         if callable(inner := getattr(model, "get_base_model", None)):
             model = inner()  # generate() calls that one
 
@@ -247,6 +235,4 @@ def adding_up() -> Iterator[None]:
 
 def wrapped() -> bool:
     """Return True if processes train, even one alone, and a wrapper such as DistributedDataParallel exchanges their gradients."""
-    from torch import distributed
-
-    return distributed.is_available() and distributed.is_initialized() and not _SUMMED.get()
+    return torch.distributed.is_available() and torch.distributed.is_initialized() and not _SUMMED.get()

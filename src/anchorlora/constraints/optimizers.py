@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import ActiveConstraint
+from anchorlora.devices import torch
 from anchorlora.errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 def innermost(optimizer: Any) -> Optimizer:
     """Return the torch optimizer that steps, below wrappers such as Accelerate's, which run no hooks of their own."""
-    import torch
-
     seen = optimizer
     while True:
         _refuse_partitions(seen)

@@ -35,7 +35,7 @@ from anchorlora.constraints.optimizers import (
 from anchorlora.constraints.retract import Retract
 from anchorlora.constraints.sensitivity import INPUTS
 from anchorlora.constraints.watch import CHECK_EVERY, StepWatch
-from anchorlora.devices import Uninterrupted
+from anchorlora.devices import Uninterrupted, torch
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost
 
 if TYPE_CHECKING:
@@ -130,8 +130,6 @@ def protect(
         >>> measure(anchor).exact
         True
     """
-    import torch
-
     also_training = [also_training] if isinstance(also_training, str) else also_training
     inner = innermost(optimizer)
     flags = [(p, p.requires_grad) for layer in anchor.layers for p in map(layer.factor, layer.names)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from anchorlora.devices import in_float64
+from anchorlora.devices import in_float64, torch
 from anchorlora.errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ NO_LOGITS = "AnswerSensitivity draws answers from the model's logits"
 
 def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[tuple[int, Rows]]:
     """Yield every layer's input rows and the gradients of the log-probability of an answer that the model draws."""
-    import torch
-
     draw = torch.Generator().manual_seed(seed)
     with record_examples(anchor, "AnswerSensitivity") as seen, torch.enable_grad():
         for losses in losses_together(anchor, examples):
@@ -41,8 +39,6 @@ def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[tuple
 
 def inputs_read(anchor: Anchor, examples: int, who: str, read: Callable[[str, Tensor], Tensor]) -> dict[str, GrowingRows]:
     """Return what `read` makes of every layer's input rows over examples, by layer; a layer that none reaches is left out."""
-    import torch
-
     from anchorlora.geometry import GrowingRows
 
     rows: dict[str, GrowingRows] = {}
@@ -76,8 +72,6 @@ def losses_summed(anchor: Anchor, examples: int) -> Iterator[Tensor]:
 
 def _of_drawn_answers(logits: Tensor, toward: Tensor, draw: Any) -> Tensor:
     """The gradient of sum log p(drawn answer) by the logits, at tokens whose logits the loss depends on, one draw each."""
-    import torch
-
     flat, loss_gradient = logits.reshape(-1, logits.shape[-1]), toward.reshape(-1, logits.shape[-1]).float()
     sizes = loss_gradient.abs().sum(1)
     places = sizes.nonzero().flatten()
@@ -103,8 +97,6 @@ class ExampleRecord:
 
     def inputs(self) -> dict[str, Tensor]:
         """Return x of every layer that the example reached."""
-        import torch
-
         calls, self.calls, self.logits = self.calls, [], None
         out: dict[str, list[Tensor]] = {}
         for name, x, _ in calls:
@@ -114,7 +106,6 @@ class ExampleRecord:
 
     def rows(self, toward: Tensor | None, loss: Tensor | None = None) -> Rows:
         """Return x and g of every layer, as the model computes: the gradient of the loss, or of `toward` times the logits."""
-        import torch
 
         def joined(xs: tuple[Tensor, ...], gs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
             return (xs[0], gs[0]) if len(xs) == 1 else (torch.cat(xs), torch.cat(gs))
