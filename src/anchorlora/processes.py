@@ -99,19 +99,10 @@ class Processes:
 
     def told(self, make: Callable[[], T]) -> T:
         """Return what the first process makes, in all processes; an error that it raises is raised in all."""
-        if self.count == 1:
-            return make()
-        found: list[Any] = [None, None]
-        own: Exception | None = None
-        if self.first:
-            try:
-                found[0] = make()
-            except Exception as error:
-                found[1] = own = error
-        torch.distributed.broadcast_object_list(found, src=0, device=torch.device(self.device))
-        if found[1] is not None:
-            raise own or found[1]
-        return found[0]
+        made: list[Any] = [self.together(lambda: make() if self.first else None)]
+        if self.count > 1:
+            torch.distributed.broadcast_object_list(made, src=0, device=torch.device(self.device))
+        return made[0]
 
     def together(self, make: Callable[[], T]) -> T:
         """Return what this process makes, or raise in all processes what one of them raises."""
@@ -163,10 +154,10 @@ class Processes:
         if self.count == 1:
             return
         for dtype in dict.fromkeys(t.dtype for t in tensors):
-            mine = [t for t in tensors if t.dtype == dtype]
-            flat = torch.cat([t.detach().flatten() for t in mine])
+            alike = [t for t in tensors if t.dtype == dtype]
+            flat = torch.cat([t.detach().flatten() for t in alike])
             torch.distributed.all_reduce(flat)
-            for t, summed in zip(mine, flat.split([t.numel() for t in mine]), strict=True):
+            for t, summed in zip(alike, flat.split([t.numel() for t in alike]), strict=True):
                 t.copy_(summed.view_as(t))
 
     @contextmanager

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from anchorlora.data import Encoded
 from anchorlora.features.layout import Layout, common_prefix, pack
@@ -133,29 +134,21 @@ class Window:
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:
     """Return model inputs with padding on the left; positions count from the first real token."""
-    length = max(len(row) for row in rows)
-    ids = torch.full((len(rows), length), pad)
-    mask = torch.zeros(len(rows), length, dtype=torch.long)
-    for i, row in enumerate(rows):
-        ids[i, length - len(row) :] = torch.tensor(row)
-        mask[i, length - len(row) :] = 1
-    return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    mask = left_padded([[1] * len(row) for row in rows], 0)
+    return {"input_ids": left_padded(rows, pad), "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+
+
+def left_padded(rows: Sequence[Sequence[int] | Tensor], filler: int) -> Tensor:
+    """Return whole numbers as (n, longest), each row at the end of its own."""
+    parts = [torch.as_tensor(row, dtype=torch.long) for row in rows]
+    return pad_sequence(parts, batch_first=True, padding_value=filler, padding_side="left")
 
 
 def micro_batch(examples: Sequence[Encoded], *, pad: int) -> MicroBatch:
     """Return examples as the tensors of one forward pass."""
-    targets = _targets(examples)
+    targets = left_padded([e.answer for e in examples], IGNORED)
     inputs = padded([e.prompt + e.answer for e in examples], pad)
     return MicroBatch(inputs, targets.shape[1] + 1, targets, places=_places(examples), **_masks(examples))
-
-
-def _targets(examples: Sequence[Encoded]) -> Tensor:
-    """Answer tokens (n, longest), at the end of their rows."""
-    longest = max(len(e.answer) for e in examples)
-    targets = torch.full((len(examples), longest), IGNORED)
-    for i, e in enumerate(examples):
-        targets[i, longest - len(e.answer) :] = torch.tensor(e.answer)
-    return targets
 
 
 def packed_row(examples: Sequence[Encoded], *, share: bool = True) -> MicroBatch:
@@ -167,8 +160,8 @@ def packed_row(examples: Sequence[Encoded], *, share: bool = True) -> MicroBatch
     for chat, start in zip(chats, layout.starts, strict=True):
         keep += [torch.arange(len(e.answer)) + start - prefix + len(e.prompt) - 1 for e in chat]
     inputs = {"input_ids": torch.tensor([ids]), "position_ids": layout.positions()[None]}
-    sizes = tuple(map(len, chats))
-    return MicroBatch(inputs, torch.cat(keep), _targets(examples), layout, _places(examples), chats=sizes, **_masks(examples))
+    targets, sizes = left_padded([e.answer for e in examples], IGNORED), tuple(map(len, chats))
+    return MicroBatch(inputs, torch.cat(keep), targets, layout, _places(examples), chats=sizes, **_masks(examples))
 
 
 def _chats(examples: Sequence[Encoded]) -> list[list[Encoded]]:
@@ -194,36 +187,32 @@ def _places(examples: Sequence[Encoded]) -> tuple[str, ...]:
     return tuple(e.example.place or f"example {e.example.index + 1}" for e in examples)
 
 
-def group_items(items: Iterable[T], most: float, size: Callable[[T], float]) -> Iterator[list[T]]:
-    """Yield items in groups, in order, whose sizes add up to no more than `most`, or of one item."""
+def group_items(items: Iterable[T], most: float, size: Callable[[T, T | None], float]) -> Iterator[list[T]]:
+    """Yield items in groups, in order, whose sizes add up to no more than `most`, or of one item; a size is that of an item after
+    the one before it in its group, if any.
+    """
     group: list[T] = []
     total = 0.0
     for item in items:
-        if group and total + size(item) > most:
+        if group and total + size(item, group[-1]) > most:
             yield group
             group, total = [], 0.0
+        total += size(item, group[-1] if group else None)
         group.append(item)
-        total += size(item)
     if group:
         yield group
 
 
 def rows_of(examples: Sequence[Encoded], most_tokens: int, *, share: bool = True) -> Iterator[Sequence[Encoded]]:
-    """Yield examples in groups for packed rows, in order; with `share`, what a chat's turns have in common counts once."""
-    group: list[Encoded] = []
-    tokens = 0
-    for example in examples:
-        length = len(example.prompt) + len(example.answer)
-        more = length
-        if share and group and example.goes_on_from(group[-1]):
-            more -= len(group[-1].prompt) + len(group[-1].answer)
-        if group and tokens + more > most_tokens:
-            yield group
-            group, tokens, more = [], 0, length
-        group.append(example)
-        tokens += more
-    if group:
-        yield group
+    """Return examples in groups for packed rows, in order; with `share`, what a chat's turns have in common counts once."""
+
+    def tokens(example: Encoded, before: Encoded | None) -> int:
+        own = len(example.prompt) + len(example.answer)
+        if share and before is not None and example.goes_on_from(before):
+            return own - len(before.prompt) - len(before.answer)
+        return own
+
+    return group_items(examples, most_tokens, tokens)
 
 
 def nobody(start: int, end: int) -> Sequence[Encoded]:

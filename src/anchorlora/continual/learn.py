@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from anchorlora.adapters import Anchor
 from anchorlora.constraints import ActiveConstraint, Constraint, protect
+from anchorlora.constraints.base import ProtectsPast
 from anchorlora.constraints.protect import Protection
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import Loss, MicroBatch, Window, example_mean
@@ -90,10 +91,8 @@ class Training:
 
     def step(self, window: Window) -> dict[str, Any]:
         """Make the next optimizer step.  Returns what callbacks are told of it."""
-        (model, optimizer, processes), began = (
-            (self.learner.model, self.learner.optimizer, self.learner.processes),
-            time.perf_counter(),
-        )
+        began = time.perf_counter()
+        model, optimizer, processes = self.learner.model, self.learner.optimizer, self.learner.processes
         self.number += 1
         for group, peak in self.peaks:
             group["lr"] = peak * self.rules.rate(self.number)
@@ -220,7 +219,7 @@ def naming_the_step(step: int, where: Callable[[], str]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class FiniteGradients:
+class FiniteGradients(ProtectsPast):
     """Constrain nothing; listed last, stop a step whose gradients other constraints have made NaN or infinite."""
 
     first_task = 1
@@ -229,10 +228,6 @@ class FiniteGradients:
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Return the check of a task's gradients."""
         return _Looking(anchor)
-
-    def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
-        """Return nothing: later tasks need none of it."""
-        return {}
 
 
 class _Looking(ActiveConstraint):
