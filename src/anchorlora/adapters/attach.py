@@ -58,8 +58,7 @@ def detach(model: Any) -> None:
     """Take all adapters off a base model, whatever put them there; its own weights were never written to."""
     for name, layer in list(model.named_modules()):
         if isinstance(layer, BaseTunerLayer):
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, layer.get_base_layer())
+            model.set_submodule(name, layer.get_base_layer())
     take_off(model)
     if hasattr(model, "peft_config"):  # else PEFT warns of it when the next adapter comes
         del model.peft_config

@@ -158,8 +158,8 @@ def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
     reference model. What does not train now does not train afterwards; PEFT would let all that it activates train.
     """
     others = [name for name in active_at(module) if name != adapter_name]
-    frozen = [p for name, p in module.named_parameters() if name.startswith("lora_") and _adapter(name) in (*others, adapter_name)]
-    frozen = [p for p in frozen if not p.requires_grad]
+    factors = [(name.split(".")[1], p) for name, p in module.named_parameters() if name.startswith("lora_")]  # lora_A.NAME.weight
+    frozen = [p for adapter, p in factors if adapter in (*others, adapter_name) and not p.requires_grad]
     switched_off: list[str] = []
 
     def set_adapter(self: LoraLayer, adapter_names: str | list[str], *args: Any, **kwargs: Any) -> None:
@@ -188,11 +188,6 @@ def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
     switches: dict[str, Callable[..., Any]] = {"set_adapter": set_adapter, "enable_adapters": enable_adapters}
     vars(module).update({name: MethodType(switch, module) for name, switch in switches.items()})
     return release
-
-
-def _adapter(parameter: str) -> str:
-    """The adapter that a parameter of a layer belongs to, as in lora_A.NAME.weight."""
-    return parameter.split(".")[1]
 
 
 def is_heard(module: Any) -> bool:

@@ -133,7 +133,10 @@ def named(layer: str, names: Iterable[str]) -> bool:
 
 def refuse_misfit(base: nn.Module, saved: Mapping[str, Factors], *, where: str) -> None:
     """Raise unless saved factors fit the layers of a model."""
-    shapes = {name: _shape(module) for name, module in base.named_modules() if getattr(module, "weight", None) is not None}
+    weighted: dict[str, Any] = {
+        name: module for name, module in base.named_modules() if getattr(module, "weight", None) is not None
+    }
+    shapes = {name: widths_of(m)[::-1] if isinstance(m, Adaptable) else tuple(m.weight.shape) for name, m in weighted.items()}
     for layer, f in saved.items():
         shape = f.B.shape[0], f.A.shape[1]
         if layer not in shapes:
@@ -142,11 +145,6 @@ def refuse_misfit(base: nn.Module, saved: Mapping[str, Factors], *, where: str) 
             raise InvalidValue(
                 f"{where} adapts {layer} as {shape}, but it is {shapes[layer]}; the adapter belongs to another model"
             )
-
-
-def _shape(module: Any) -> tuple[int, ...]:
-    """(d_out, d_in) of a linear layer; the shape of the weight of any other."""
-    return widths_of(module)[::-1] if isinstance(module, nn.Linear | Conv1D) else tuple(module.weight.shape)
 
 
 PACKS, PACKED = "support_avx512bf16_for_cpu", "packing_format_for_cpu"

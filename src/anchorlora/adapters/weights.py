@@ -10,6 +10,7 @@ stay bitwise what they were.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -201,11 +202,6 @@ def _trained_weight(name: str, modules: Mapping[str, nn.Module], adapted: Mappin
 
 def _refuse_shared(model: nn.Module, layers: list[WeightLayer]) -> None:
     """Refuse a weight that another module computes with too, such as a head that is tied to the embedding."""
-    weights = {id(layer.factor("W")): layer.name for layer in layers}
-    counts = dict.fromkeys(weights, 0)
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            if id(parameter) in counts:
-                counts[id(parameter)] += 1
-    if shared := next((weights[key] for key, count in counts.items() if count > 1), None):
+    uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    if shared := next((layer.name for layer in layers if uses[id(layer.factor("W"))] > 1), None):
         raise InvalidValue(f"the weight of {shared} is shared with another layer, whose answers would move; give no core for it")

@@ -299,24 +299,18 @@ def _release(
 
 @contextmanager
 def _annotate_exceptions(steps: _StepHooks, active: Protection) -> Iterator[None]:
-    """After an exception in the block, add to it what a last verification finds."""
+    """After an exception in the block, project what a step has moved, and add to it what a last verification finds."""
     try:
         yield
     except BaseException as error:
-        _note_what_is_left(error, steps, active)
+        active.beside = None
+        try:
+            steps.settle()
+            if not isinstance(error, ProtectionLost):
+                active.look()
+        except Exception as lost:  # the loop's own exception is what is raised
+            vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), str(lost)]  # Python 3.11 calls it error.add_note
         raise
-
-
-def _note_what_is_left(error: BaseException, steps: _StepHooks, active: Protection) -> None:
-    """Project what an interrupted step has moved, and verify a last time: the model is left as protected as it can be."""
-    active.beside = None
-    try:
-        steps.settle()
-        if not isinstance(error, ProtectionLost):
-            active.look()
-    except Exception as lost:  # the loop's own exception is what is raised
-        notes = getattr(error, "__notes__", ())
-        vars(error)["__notes__"] = [*notes, str(lost)]  # Python 3.11 calls it error.add_note
 
 
 class _StepHooks:

@@ -26,7 +26,7 @@ from anchorlora.features.files import read_cores, read_origin
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.measurement.directions import Protected, WeightDirections, row_space
 from anchorlora.measurement.drift import Drift, measure
-from anchorlora.measurement.layers import Audited, Block, LayerChange, block_layer, coarser, weight_layer
+from anchorlora.measurement.layers import Audited, Block, LayerChange, block_layer, coarsest, weight_layer
 from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer
 from anchorlora.paths import expanded
 from anchorlora.store.adapter_config import WEIGHTS_FILE, read_config, refuse_replicated
@@ -69,9 +69,7 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
     if len(now) > 1:
         more = f", and {len(now) - NAMED} others" if len(now) > NAMED else ""
         notes.append(f"{len(now)} adapters are summed, as when all are active: {', '.join(sorted(now)[:NAMED])}{more}")
-    stored = max(
-        (coarser(b.now) for layer_blocks in blocks.values() for b in layer_blocks), key=lambda dtype: torch.finfo(dtype).eps
-    )
+    stored = coarsest(x.dtype for layer_blocks in blocks.values() for b in layer_blocks for x in (b.now.A, b.now.B))
     if stored in (torch.bfloat16, torch.float16):
         notes.append(
             f"factors are stored in {type_name(stored)}: rounding alone explains ratios below the numerical tolerance; training "
@@ -140,11 +138,7 @@ def _block_layer(layer: str, blocks: list[Block], find: Find) -> LayerChange:
 
 
 def _directions(
-    ask: AuditRequest,
-    layers: set[str],
-    earlier: Mapping[str, list[Factors]],
-    folder: Path,
-    cores: Mapping[str, Subspace] | None,
+    ask: AuditRequest, layers: set[str], earlier: Mapping[str, list[Factors]], folder: Path, cores: Mapping[str, Subspace] | None
 ) -> tuple[Find, str]:
     if ask.data is not None:
         made = cores_of_data(ask.data, before=folder, model=ask.model)

@@ -134,17 +134,8 @@ def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimi
 
 def tiny_backbone() -> nn.Module:
     """Two Qwen3 layers of width 64 with random weights; draws from the global generator."""
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=64,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-        )
-    )
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    return Qwen3ForCausalLM(Qwen3Config(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, **heads))
 
 
 def _learn(blocks: AdapterStack, anchor: Anchor, method: Method, task: int, optimizer: Callable, seed: int) -> None:

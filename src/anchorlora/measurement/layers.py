@@ -12,7 +12,7 @@ ratio of a random change, the files do not show the answer, and the audit says s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -211,9 +211,8 @@ class Audited:
     @classmethod
     def of(cls, layers: Mapping[str, LayerChange]) -> Audited:
         """Return the readings of layers; over all layers, norms add up in squares."""
-        return cls(
-            DriftReading.of(sum(layers.values(), LayerChange())), {name: DriftReading.of(layer) for name, layer in layers.items()}
-        )
+        overall = DriftReading.of(sum(layers.values(), LayerChange()))
+        return cls(overall, {name: DriftReading.of(layer) for name, layer in layers.items()})
 
 
 def _paths(block: Block, core: Subspace) -> Paths:
@@ -225,13 +224,13 @@ def _paths(block: Block, core: Subspace) -> Paths:
 
 def _floor(blocks: Sequence[Block], *, k: int, d: int) -> float:
     """Rounding of several blocks' factors adds up in squares."""
-    parts = [block.now.storage_floor(k=k, d=d, unit=rounding(coarser(block.now))) for block in blocks]
+    parts = [block.now.storage_floor(k=k, d=d, unit=rounding(coarsest((block.now.A.dtype, block.now.B.dtype)))) for block in blocks]
     return math.sqrt(sum(part**2 for part in parts))
 
 
-def coarser(factors: Factors) -> torch.dtype:
-    """Return the storage type of the factor that was rounded more."""
-    return max((factors.A.dtype, factors.B.dtype), key=lambda dtype: torch.finfo(dtype).eps)
+def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """Return the storage type that rounds most."""
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _is_drowned(drift: Drift) -> bool:

@@ -200,7 +200,5 @@ def _of_run(folder: Path, run: RunFolder, number: int | None = None) -> Artifact
 
 def _meant(folder: Path) -> str:
     """The first folder inside that would have been taken, as the end of a message."""
-    for pattern in (CONFIG_FILE, ADAPTER_CONFIG):
-        for path in sorted(folder.glob(f"*/{pattern}"))[:1]:
-            return f"; did you mean {path.parent}?"
-    return ""
+    inside = (path.parent for name in (CONFIG_FILE, ADAPTER_CONFIG) for path in sorted(folder.glob(f"*/{name}")))
+    return next((f"; did you mean {path}?" for path in inside), "")

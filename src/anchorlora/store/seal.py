@@ -38,7 +38,7 @@ class Seal(FilePart):
 def sealed(content: Any) -> str:
     """Return the text of a sealed file: the content with its hash."""
     text = json.dumps(content, allow_nan=False)
-    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text})
+    return json.dumps({"sha256": content_hash(text), "content": text})
 
 
 def read_sealed(path: Path, kind: type[Kind]) -> Kind:
@@ -46,7 +46,7 @@ def read_sealed(path: Path, kind: type[Kind]) -> Kind:
     try:
         known = load(path, largest=LARGEST_SEALED)
         text = str(known["content"])
-        wrong = "its hash differs" if hashlib.sha256(text.encode()).hexdigest() != known["sha256"] else None
+        wrong = "its hash differs" if content_hash(text) != known["sha256"] else None
     except FileNotFoundError:
         raise InvalidValue(f"{path} is missing") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -120,6 +120,11 @@ def sha256(path: Path) -> str:
     if is_settled:
         _hashes[identity] = value
     return value
+
+
+def content_hash(content: str | bytes) -> str:
+    """Return the SHA-256 of a text or of bytes."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def hash_of(file: BinaryIO) -> str:
