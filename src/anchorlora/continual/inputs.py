@@ -82,13 +82,8 @@ class RunInputs:
 
     def past(self, method: Method) -> Past:
         """Return the past before the first task."""
-        return Past.empty(
-            self.recipe.features,
-            device=self.base_model.device,
-            given=self.old_cores,
-            remembered=self.old_memory,
-            provided=method.provided_cores,
-        )
+        given, memory, provided = self.old_cores, self.old_memory, method.provided_cores
+        return Past.empty(self.recipe.features, device=self.base_model.device, given=given, remembered=memory, provided=provided)
 
     @classmethod
     def of(
