@@ -175,11 +175,8 @@ class Processes:
         def announce(module: nn.Module, arguments: Any) -> None:
             self.any(True)
 
-        hook = model.register_forward_pre_hook(announce, prepend=True)  # before FSDP gathers anything
-        try:
+        with model.register_forward_pre_hook(announce, prepend=True):  # before FSDP gathers anything
             yield
-        finally:
-            hook.remove()
         with torch.no_grad():
             while self.any(False):
                 model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=self.device), use_cache=False)

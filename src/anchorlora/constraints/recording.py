@@ -7,7 +7,8 @@ expectation over the model's own answers. Which tokens are answers follows from 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.devices import in_float64, torch
@@ -131,15 +132,11 @@ def record_examples(anchor: Anchor, who: str) -> Iterator[ExampleRecord]:
         raise InvalidValue(f"{who} needs losses of single examples of the task; pass losses= to Anchor.of")
     seen, layers = ExampleRecord(), lora_layers(anchor.model)
 
-    def note(name: str):
-        """Return a hook that adds a call of the layer, with an output that gradients can be taken of."""
-
-        def hook(module: Any, args: tuple, output: Tensor) -> Tensor:
-            y = output if output.requires_grad else output.detach().requires_grad_()
-            seen.calls.append((name, args[0].detach(), y))
-            return y
-
-        return hook
+    def note(name: str, module: Any, args: tuple, output: Tensor) -> Tensor:
+        """Add a call of the layer, with an output that gradients can be taken of."""
+        y = output if output.requires_grad else output.detach().requires_grad_()
+        seen.calls.append((name, args[0].detach(), y))
+        return y
 
     def keep(module: Any, args: tuple, output: Any) -> None:
         """Keep the logits, which answers are drawn from."""
@@ -149,17 +146,14 @@ def record_examples(anchor: Anchor, who: str) -> Iterator[ExampleRecord]:
         """Forget the calls of the pass before."""
         seen.calls.clear()
 
-    hooks = [layers[layer.name].register_forward_hook(note(layer.name)) for layer in anchor.layers]
-    for whole in dict.fromkeys(
-        (base_model_in(anchor.model), anchor.model)
-    ):  # some versions of PEFT call the base's forward, past its hooks
-        hooks += [whole.register_forward_pre_hook(clear), whole.register_forward_hook(keep)]
-    modes = {module: module.training for module in anchor.model.modules()}
-    try:
-        with without_empty(anchor.model):
-            yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in modes.items():
-            module.training = training
+    with ExitStack() as until_the_end:
+        for layer in anchor.layers:
+            until_the_end.enter_context(layers[layer.name].register_forward_hook(partial(note, layer.name)))
+        # some versions of PEFT call the base's forward, past its hooks
+        for whole in dict.fromkeys((base_model_in(anchor.model), anchor.model)):
+            until_the_end.enter_context(whole.register_forward_pre_hook(clear))
+            until_the_end.enter_context(whole.register_forward_hook(keep))
+        for module in anchor.model.modules():
+            until_the_end.callback(setattr, module, "training", module.training)
+        until_the_end.enter_context(without_empty(anchor.model))
+        yield seen

@@ -96,8 +96,8 @@ class _OffSingular(ActiveConstraint):
         off_of = {layer.name: off for layer, off in self.targets}
         self.stacks: list[tuple[Stack, dict[str, Tensor]]] = []
         for stack in stacks_of(anchor.layers, "A", "B"):
-            A, B = (stack.bases(lambda layer, name=name: off_of[layer.name][name].basis) for name in ("A", "B"))
-            self.stacks.append((stack, {"A": A, "B": B}))
+            A = stack.bases(lambda layer: off_of[layer.name]["A"].basis)
+            self.stacks.append((stack, {"A": A, "B": stack.bases(lambda layer: off_of[layer.name]["B"].basis)}))
 
     def see(self, active: Sequence[ActiveConstraint]) -> None:
         for other in active:
