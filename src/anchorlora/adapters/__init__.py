@@ -24,4 +24,3 @@ from anchorlora.adapters.stack import activate as activate
 from anchorlora.adapters.targets import keep_unpacked as keep_unpacked
 from anchorlora.adapters.targets import refuse_misfit as refuse_misfit
 from anchorlora.adapters.targets import target_layers as target_layers
-from anchorlora.store.tensors import write_tensors as write_tensors

@@ -337,12 +337,8 @@ def rest_of(model: nn.Module, layers: Iterable[AdaptedLayer]) -> Iterator[tuple[
     for path, module in model.named_modules():
         saved = [(n, b) for n, b in module.named_buffers(recurse=False) if n not in module._non_persistent_buffers_set]
         for name, tensor in (*module.named_parameters(recurse=False), *saved):
-            if (
-                id(tensor) not in known
-                and tensor.is_floating_point()
-                and tensor.dtype.itemsize > 1
-                and tensor.device.type != "meta"
-            ):
+            wide = tensor.is_floating_point() and tensor.dtype.itemsize > 1
+            if wide and id(tensor) not in known and tensor.device.type != "meta":
                 yield f"{path}.{name}".replace(COMPILED, "").lstrip("."), tensor
 
 

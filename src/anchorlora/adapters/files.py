@@ -60,10 +60,10 @@ def write_adapter(
     fields = json.loads(config.read_text())
     fields["target_modules"] = names  # PEFT holds a set: its order would differ from process to process
     config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
-    tensors = {f"base_model.model.{name}": tensor.cpu().contiguous() for name, tensor in whole.tensors.items()}
+    tensors = {f"{PEFTS}{name}": tensor.cpu().contiguous() for name, tensor in whole.tensors.items()}
     for layer, f in factors.items():
-        tensors[f"base_model.model.{layer}.lora_A.weight"] = f.A.detach().to("cpu", dtype).contiguous()
-        tensors[f"base_model.model.{layer}.lora_B.weight"] = f.B.detach().to("cpu", dtype).contiguous()
+        halves = (("A", f.A), ("B", f.B))
+        tensors |= {f"{PEFTS}{layer}.lora_{name}.weight": t.detach().to("cpu", dtype).contiguous() for name, t in halves}
     write_tensors(folder / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
 
 
