@@ -48,7 +48,7 @@ def attach(model: Any, folder: Path) -> PeftModel:
     for layer in sorted(set(saved) | set(layers)):
         f, module = saved.get(layer), layers.get(layer)
         made = block_factors(module, DEFAULT) if module is not None and DEFAULT in adapters_at(module) else None
-        if f is None or made is None or (f.A.shape, f.B.shape) != (made.A.shape, made.B.shape):
+        if f is None or module is None or made is None or (f.A.shape, f.B.shape) != (made.A.shape, made.B.shape):
             raise InvalidValue(
                 f"{folder}: PEFT would make something else of {layer} than the file holds; {CONFIG_FILE} and the weights do not fit"
             )

@@ -109,9 +109,7 @@ def _taken_for_experts(base: nn.Module, names: Iterable[str]) -> set[str]:
 
 
 def _is_target(name: str, targets: tuple[str, ...] | str) -> bool:
-    if isinstance(targets, str):
-        return re.fullmatch(targets, name) is not None
-    return named(name, targets)
+    return re.fullmatch(targets, name) is not None if isinstance(targets, str) else named(name, targets)
 
 
 def widths_of(layer: Adaptable) -> tuple[int, int]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from anchorlora.devices import float64_device, in_float64, placed, torch
 from anchorlora.errors import InvalidType, InvalidValue, NotFinite
@@ -153,11 +153,12 @@ def refuse_stuck(optimizer: Optimizer, anchor: Anchor, frozen: Collection[str]) 
             )
 
 
-def raise_moved(violation: str) -> NoReturn:
-    """Raise for factors that have moved since the anchor was made."""
-    raise InvalidValue(
-        f"the factors have moved since their anchor was made: {violation}; make the Anchor anew, from the model as it is"
-    )
+def refuse_moved(active: Iterable[Any]) -> None:
+    """Refuse to start from factors that violate a constraint already: no later step can mend that."""
+    if violation := next((sentence for c in active if (sentence := c.violation())), None):
+        raise InvalidValue(
+            f"the factors have moved since their anchor was made: {violation}; make the Anchor anew, from the model as it is"
+        )
 
 
 def not_finite(anchor: Anchor) -> str | None:

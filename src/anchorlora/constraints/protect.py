@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from anchorlora.constraints.base import ActiveConstraint, Constraint
 from anchorlora.constraints.brake import KroneckerBrake
 from anchorlora.constraints.checks import (
-    raise_moved,
     reads_core,
+    refuse_moved,
     refuse_nothing_free,
     refuse_replaced,
     refuse_stuck,
@@ -427,10 +427,3 @@ def _note_first_call(active: ActiveConstraint, unasked: dict[int, ActiveConstrai
         return ask(batch, outputs)
 
     active.loss = loss  # type: ignore[method-assign]
-
-
-def refuse_moved(active: Sequence[ActiveConstraint]) -> None:
-    """Refuse to start from factors that violate a constraint already: no later step can mend that."""
-    sentence = next((violation for c in active if (violation := c.violation())), None)
-    if sentence:
-        raise_moved(sentence)

@@ -16,13 +16,8 @@ ADAPTER_FILES = CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_mode
 CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # parts of PEFT's LoRA with which the update is no longer s B A at every token
 NO_PRODUCT = (
-    "alora_invocation_tokens",
-    "use_qalora",
-    "use_bdlora",
-    "arrow_config",
-    "kasa_config",
-    "monteclora_config",
-    "velora_config",
+    *("alora_invocation_tokens", "use_qalora", "use_bdlora"),
+    *("arrow_config", "kasa_config", "monteclora_config", "velora_config"),
 )
 MERGE = "merge it into its base with PEFT (merge_and_unload, then save_pretrained), and give that model"
 
