@@ -56,11 +56,6 @@ class MicroBatch:
         return self.targets.shape[0]
 
     @property
-    def answer_tokens(self) -> int:
-        """Number of answer tokens."""
-        return int((self.targets != IGNORED).sum())
-
-    @property
     def kept(self) -> int | Tensor:
         """The same as `keep`, on the CPU."""
         return (self.host or self).keep
@@ -109,21 +104,12 @@ class Window:
     """The micro-batches of one optimizer step: all of them, or those of one process."""
 
     micro_batches: tuple[MicroBatch, ...]  # at least one, unless other processes have all examples
-    examples: int | None = None  # examples of all processes; those of the micro-batches by default
-    answer_tokens: int | None = None  # answer tokens of all processes; those of the micro-batches by default
+    examples: int  # of all processes, as the numbers below
+    answer_tokens: int
+    learned: int  # examples that the task's loss is a mean of
     empty: int = 0  # number of micro-batches at the end that count for nothing: a split model needs equally many in every process
-    learned: int | None = None  # examples of all processes that the task's loss is a mean of; all by default
-
-    def __post_init__(self) -> None:
-        if self.examples is None:
-            object.__setattr__(self, "examples", sum(len(batch) for batch in self.micro_batches))
-        if self.answer_tokens is None:
-            object.__setattr__(self, "answer_tokens", sum(batch.answer_tokens for batch in self.micro_batches))
-        if self.learned is None:
-            object.__setattr__(self, "learned", self.examples)
 
     def __len__(self) -> int:
-        assert self.examples is not None
         return self.examples
 
     @property
@@ -252,7 +238,7 @@ def windows(
         made = [packed_row(group) if row_tokens is not None else micro_batch(group, pad=pad) for group in own_groups]
         made += [micro_batch(chosen[:1], pad=pad)] * empty
         learned = [len(example.answer) for example in chosen if example.learned]
-        yield Window(tuple(made), len(chosen), sum(learned), empty, len(learned))
+        yield Window(tuple(made), len(chosen), sum(learned), len(learned), empty)
 
 
 Loss = Callable[[Tensor, MicroBatch, Window], Tensor]
@@ -272,7 +258,6 @@ def entropy_weight(logits: Tensor, losses: Tensor) -> Tensor:
 
 def example_mean(logits: Tensor, batch: MicroBatch, window: Window, weight: TokenWeight | None = None) -> Tensor:
     """Return a micro-batch's share of the mean over examples of the mean over their answer tokens."""
-    assert window.learned is not None
     return example_losses(logits, batch, weight).sum() / window.learned
 
 
@@ -283,7 +268,6 @@ def example_losses(logits: Tensor, batch: MicroBatch, weight: TokenWeight | None
 
 def token_mean(logits: Tensor, batch: MicroBatch, window: Window, weight: TokenWeight | None = None) -> Tensor:
     """Return a micro-batch's share of the mean over all answer tokens of the window."""
-    assert window.answer_tokens is not None
     return _token_losses(logits, batch, weight).sum() / window.answer_tokens
 
 

@@ -149,7 +149,6 @@ class Training:
             outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
             share = self.rules.loss(outputs.logits, batch, window)
             extra = sum(c.loss(batch, outputs) for c in self.protection) if counts else 0.0
-            assert window.learned is not None
             objective = share + extra * len(batch) / window.learned
             # inside, since activation checkpointing repeats forward passes in it
             self.learner.accelerator.backward(objective if counts else 0.0 * objective)
