@@ -39,7 +39,6 @@ class LayerKind(Protocol):
         Args:
             module: Any module of a model.
         """
-        ...
 
     def adapters(self, module: Any) -> Sequence[str]:
         """Return the names of the adapters at a layer.
@@ -47,7 +46,6 @@ class LayerKind(Protocol):
         Args:
             module: A layer of this kind.
         """
-        ...
 
     def active(self, module: Any) -> Sequence[str]:
         """Return the names of the adapters that the layer computes with now.
@@ -55,7 +53,6 @@ class LayerKind(Protocol):
         Args:
             module: A layer of this kind.
         """
-        ...
 
     def factors(self, module: Any, adapter_name: str) -> Factors:
         """Return the live factors of one adapter: the parameters that the optimizer changes, no copies.
@@ -64,7 +61,6 @@ class LayerKind(Protocol):
             module: A layer of this kind.
             adapter_name: One of `adapters(module)`.
         """
-        ...
 
 
 class PeftLora:

@@ -49,7 +49,6 @@ class DirectionSource(Protocol):
         Args:
             anchor: The adapted layers.
         """
-        ...
 
     def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
         """Return the protected directions of plain weights, by their names.
@@ -57,7 +56,6 @@ class DirectionSource(Protocol):
         Args:
             weights: Name -> weight (d_out, d_in).
         """
-        ...
 
 
 @dataclass(frozen=True, eq=False)
