@@ -129,22 +129,8 @@ class RunInputs:
             enable({"use_reentrant": False})
         unpacked = unpackable(adapters.model, data.sample(), longest=data.longest(recipe.evaluation.max_new_tokens))
         kept = {layer: old_cores[layer] for layer in adapters.stacked()} if old_cores else {}
-        return cls(
-            base_model=base_model,
-            source=source,
-            recipe=recipe,
-            order=tuple(order),
-            seed=seed,
-            data=data,
-            adapters=adapters,
-            accelerator=accelerator,
-            unpacked=unpacked,
-            processes=processes,
-            served=served,
-            old_factors=old_factors,
-            old_cores=kept,
-            old_memory=old_memory,
-        )
+        named = base_model, source, recipe, tuple(order), seed
+        return cls(*named, data, adapters, accelerator, unpacked, processes, served, old_factors, kept, old_memory)
 
 
 def _old(
