@@ -65,8 +65,7 @@ def names_of_modules(targets: tuple[str, ...] | str) -> tuple[str, ...] | str:
         return ALL_LINEAR
     if not names:
         raise InvalidValue(f"names no module; list names such as q_proj, or give {ALL_LINEAR}")
-    odd = next((name for name in names if not re.fullmatch(r"[\w.-]+", name)), None)
-    if odd is not None:
+    if (odd := next((name for name in names if not re.fullmatch(r"[\w.-]+", name)), None)) is not None:
         raise InvalidValue(f"{odd!r:.60} is not the name of a module; list names such as q_proj, or give {ALL_LINEAR}")
     return names
 

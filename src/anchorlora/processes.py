@@ -114,8 +114,7 @@ class Processes:
             value = make()
         except Exception as raised:
             error = raised
-        errors = [raised for raised in self.gathered(error) if raised is not None]
-        if errors:
+        if errors := [raised for raised in self.gathered(error) if raised is not None]:
             raise error or errors[0]
         return value
 

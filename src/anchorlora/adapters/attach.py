@@ -131,8 +131,7 @@ def refuse_undescribed(
         if config.get(name) and name not in come:
             raise InvalidValue(f"{where} sets {name}, but the weights hold nothing for it; train a plain LoRA adapter instead")
     for layer, f in saved.items():
-        field = _leaves_out(layer, config)
-        if field:
+        if field := _leaves_out(layer, config):
             raise InvalidValue(f"{where}: {field} leaves out {layer}, whose factors the weights hold; they do not fit")
         field, rank = _rank(layer, config)
         if type(rank) is not int or rank != f.rank:

@@ -143,8 +143,7 @@ def fitted(saved: Mapping[str, Factors], modules: Collection[str], *, where: str
     trained inside a larger one has other paths there (`model.language_model.layers` for `model.layers`).
     """
     known = set(modules)
-    strange = next((layer for layer in saved if layer not in known), None)
-    if strange is None:
+    if (strange := next((layer for layer in saved if layer not in known), None)) is None:
         return saved
     by_prefix = {}
     for old, new in _prefixes(strange, known):
@@ -191,8 +190,7 @@ def _alpha_of(factors: Factors) -> Any:
 
 def _remedy(folder: Path) -> str:
     """Remedy for weights in another format.  Pickles run code when they are read, so their owner must convert them."""
-    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-    if pickles:
+    if pickles := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)):
         command = converting(folder / pickles[0], folder / WEIGHTS_FILE)
         return f"{pickles[0]} is a pickle, which is not opened here; convert it: {command}"
     if any(folder.glob("*.safetensors.index.json")) or (folder / "model.safetensors").is_file():

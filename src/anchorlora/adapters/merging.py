@@ -67,8 +67,7 @@ def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, Adaptable]:
     """Return the layers that an update can be merged into."""
     modules, tied, out = dict(model.named_modules()), find_tied_parameters(model), {}
     for name in names:
-        module = modules.get(name)
-        if module is None:
+        if (module := modules.get(name)) is None:
             raise InvalidValue(f"the model has no layer {name}; the adapter belongs to another model")
         if not isinstance(module, Adaptable) or not module.weight.is_floating_point():
             kind = type(module).__name__

@@ -176,8 +176,7 @@ def _trained_rows(name: str, rows: TrainableTokensLayer, kept: Any) -> nn.Parame
     """The rows of an embedding that PEFT trains: by construction, no other one moves."""
     (adapter,) = rows.active_adapters
     core = TokenRows(_tokens(kept, at=name), d=rows.base_layer.weight.shape[0])
-    both = sorted({int(token) for token in rows.token_indices[adapter]} & set(core.tokens.tolist()))
-    if both:
+    if both := sorted({int(token) for token in rows.token_indices[adapter]} & set(core.tokens.tolist())):
         raise InvalidValue(f"the row of token {both[0]} at {name} is to train and to stay; take it out of trainable_token_indices")
     trained: nn.Parameter = rows.trainable_tokens_delta[adapter]
     return trained

@@ -64,8 +64,7 @@ def core_of(layer: AdaptedLayer, name: str | None = None) -> Subspace:
 
 def refuse_unsound(anchor: Anchor, *, when: str) -> None:
     """Refuse factors that are not finite or that layers with unlike cores share, and bases that are not orthonormal."""
-    wrong = not_finite(anchor)
-    if wrong:
+    if wrong := not_finite(anchor):
         raise NotFinite(f"{wrong} {when}; continue from finite factors")
     seen: set[int] = set()  # layers of one store share their directions
     first: dict[int, AdaptedLayer] = {}
@@ -133,8 +132,7 @@ def refuse_learned(anchor: Anchor, part: str) -> None:
 
 def refuse_replaced(anchor: Anchor) -> None:
     """Refuse an anchor whose factors are not those of the model: other parameters would train unprotected."""
-    replaced = anchor.replaced()
-    if replaced:
+    if replaced := anchor.replaced():
         raise InvalidValue(
             f"the factors of {replaced} in the model are not those of this anchor; make the Anchor after all wrapping and loading"
         )

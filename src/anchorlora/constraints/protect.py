@@ -186,8 +186,7 @@ def constraints_for(anchor: Anchor) -> list[Constraint]:
     """Return constraints that protect an anchor: A of a new block goes off the core, B of an adapter that reads it is frozen."""
     if all(layer.names == ("W",) for layer in anchor.layers):
         return [ProjectDisplacement("W")]
-    reading = any(bool(layer.rows("B").any()) and reads_core(layer) for layer in anchor.layers)
-    if reading:
+    if any(bool(layer.rows("B").any()) and reads_core(layer) for layer in anchor.layers):
         return [Freeze("B"), ProjectGradient("A"), ProjectDisplacement("A")]
     brakes = [KroneckerBrake()] if any(name.startswith(f"{INPUTS}/") for name in anchor.past) else []
     return [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A"), *brakes]

@@ -59,8 +59,7 @@ def refuse_none(who: str, examples: Any) -> None:
 
 def losses_together(anchor: Anchor, examples: int) -> Iterator[Tensor]:
     """Yield the losses of examples, (n,) of n that are run together; one by one unless `anchor.losses` has `together`."""
-    several = getattr(anchor.losses, "together", None)
-    if several is None:
+    if (several := getattr(anchor.losses, "together", None)) is None:
         return (loss.reshape(1) for loss in anchor.losses(examples))  # type: ignore[misc]  # `record_examples` refuses None
     return iter(several(examples))
 

@@ -110,8 +110,7 @@ class _OffSingular(ActiveConstraint):
     def before_optimizer_step(self) -> None:
         for layer, off in self.targets:
             for name in ("A", "B"):
-                gradient = layer.gradient_rows(name)
-                if gradient is not None:
+                if (gradient := layer.gradient_rows(name)) is not None:
                     gradient.copy_(_off(gradient, off[name], name))
 
     def project(self) -> None:

@@ -101,8 +101,7 @@ def stacks_of(layers: Sequence[AdaptedLayer], *names: str) -> list[Stack]:
 def add_gradients(parameters: Sequence[Any], gradients: Tensor, *, weight: float) -> None:
     """Add a weighted gradient to each parameter that trains: `gradients` (n, ..)."""
     pairs = [(p, g) for p, g in zip(parameters, gradients.unbind(), strict=True) if p.requires_grad]
-    there = [(p.grad, g) for p, g in pairs if p.grad is not None]
-    if there:
+    if there := [(p.grad, g) for p, g in pairs if p.grad is not None]:
         torch._foreach_add_([grad for grad, _ in there], [g for _, g in there], alpha=weight)
     for p, g in pairs:
         if p.grad is None:

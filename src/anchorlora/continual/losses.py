@@ -73,8 +73,7 @@ def memory_of_text(
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Tensor]:
     """Return what a method remembers of text, beside what it remembers already."""
-    reader = next((c for c in method.constraints if isinstance(c, AnswerSensitivity)), None)
-    if reader is None:
+    if (reader := next((c for c in method.constraints if isinstance(c, AnswerSensitivity)), None)) is None:
         raise InvalidValue(f"{method.name} remembers nothing that could be read from text: it has no AnswerSensitivity()")
     encoder = Encoder(tokenizer, max_tokens=max_tokens, ends=ends_of(adapted))
     answered = list(examples_of(samples))

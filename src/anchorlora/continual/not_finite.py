@@ -78,8 +78,7 @@ class StepAgain:
             name = wrong()
             return name and f"every layer and the loss are finite, and the gradient of {name} is not{self._at(batch)}"
 
-        name = self.processes.agreed(wrong())
-        if name is None:
+        if (name := self.processes.agreed(wrong())) is None:
             return None
         sentence = self.processes.agreed(self._first(look_at_gradients))
         return sentence or f"every layer and the loss are finite, and the gradient of {name} is not{self._how()}"

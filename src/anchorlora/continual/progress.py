@@ -45,10 +45,8 @@ class Progress:
             state = {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
             if state:  # a count of steps stays where torch keeps it, on the CPU
                 optimizer.state[parameter] = {k: t.clone().to(parameter.device if t.ndim else "cpu") for k, t in state.items()}
-        if self.step < steps:
-            states = self._generators(rank)
-            if states:
-                set_generator_states(_device(parameters), states)
+        if self.step < steps and (states := self._generators(rank)):
+            set_generator_states(_device(parameters), states)
 
     def _refuse_misfit(self, parameters: dict[int, torch.nn.Parameter], steps: int) -> None:
         wanted: dict[str, Tensor] = {f"parameters/{i}": p for i, p in parameters.items()}

@@ -43,8 +43,7 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
     then, now = start.adapters, end.adapters
     if len(then) == len(now) == 1:  # one adapter is one, whatever its name
         now = {next(iter(then)): next(iter(now.values()))}
-    lost = sorted(set(then) - set(now))
-    if lost:
+    if lost := sorted(set(then) - set(now)):
         raise InvalidValue(f"{after} lacks the adapter {lost[0]!r} that {before} has; give two folders of the same adapters")
     _one_base([*then.values(), *now.values()])
     blocks: dict[str, list[Block]] = {}
@@ -107,8 +106,7 @@ def _blocks(
         start = old[layer]
         if (factors.A.shape[1], factors.B.shape[0]) != (start.A.shape[1], start.B.shape[0]):
             raise InvalidValue(f"{layer} has another width than before in {folder}; the adapters belong to different models")
-        newer = factors.grown_from(start)
-        if newer:
+        if newer := factors.grown_from(start):
             notes.append("new rows are stacked behind the unchanged earlier ones: the new rows are a block that started with B = 0")
         elif factors.rank != start.rank or factors.scale != start.scale:
             notes.append("rank or scale changed, so the products are compared: the factors have no common anchor")

@@ -85,8 +85,7 @@ def _with_head(weights: Weights, other: Weights) -> Weights:
 
 
 def _same_tensors(then: Weights, now: Weights) -> None:
-    odd = sorted(set(then.files) ^ set(now.files))
-    if odd:
+    if odd := sorted(set(then.files) ^ set(now.files)):
         raise InvalidValue(f"{then.place} and {now.place} are different models: {odd[0]} and {len(odd) - 1} others are in one only")
     for name in now.files:
         if then.shape(name) != now.shape(name):

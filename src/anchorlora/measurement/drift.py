@@ -264,8 +264,7 @@ def _drift(squares: Squares, layers: Mapping[str, Drift]) -> Drift:
 def _core(layer: AdaptedLayer, given: Subspace | LayerCore | Tensor | None) -> Subspace:
     if isinstance(given, Tensor) and layer.core is not None and layer.core.tokens is not None:
         return TokenRows(given, d=layer.core.d)
-    core = as_subspace(given, at=layer.name)
-    if core is None:
+    if (core := as_subspace(given, at=layer.name)) is None:
         raise InvalidValue(f"no core to measure on at {layer.name}; pass cores=store.cores() to Anchor.of or to measure")
     return core
 

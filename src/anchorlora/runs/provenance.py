@@ -62,8 +62,7 @@ class Provenance:
 
     def _compare_software(self, device: torch.device, allow_inexact: bool) -> None:
         known, now = self._known(), computing(device)
-        before = _below(SOFTWARE, known)
-        if before:  # of a run that was begun by one process, nothing says so
+        if before := _below(SOFTWARE, known):  # of a run that was begun by one process, nothing says so
             before, now = {PROCESSES: "1", **before}, {PROCESSES: "1", **now}
         other = [f"{name} {was} then and {now.get(name)} now" for name, was in before.items() if was != now.get(name)]
         if other and not allow_inexact:

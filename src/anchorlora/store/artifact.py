@@ -153,8 +153,7 @@ def artifact_in(folder: Path) -> Artifact:
         task = task_at(path.parent if path.name == ADAPTER else path)
         if task and task[0].has_begun:
             return _of_run(folder, RunFolder.open(task[0].root), task[1])
-    adapters = adapters_in(folder)
-    if adapters:
+    if adapters := adapters_in(folder):
         return Artifact("adapter", folder, adapters)
     if any(any(folder.glob(pattern)) for pattern in WEIGHTS):
         return Artifact("model", folder, {})

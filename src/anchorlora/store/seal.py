@@ -83,11 +83,9 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
         files, others = known.files, known.beside
     except (OSError, ValueError) as error:
         return f"{path / SEAL} cannot be read ({error})"
-    foreign = [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name]
-    if foreign:
+    if foreign := [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name]:
         return f"{path / SEAL} names {foreign[0]!r:.80}, which is not in its folder"
-    unknown = sorted(set(others) - set(elsewhere))
-    if unknown:
+    if unknown := sorted(set(others) - set(elsewhere)):
         return f"{path / SEAL} names {unknown[0]!r:.80} beside its folder, which is not a file that belongs to it"
     there = {name: path / name for name in files} | {name: elsewhere[name] for name in others}
     for name, wanted in {**files, **others}.items():
