@@ -70,12 +70,12 @@ def read_adapter(folder: Path, *, beside: dict[str, Tensor] | None = None) -> di
     it are put into `beside`; whoever gives none has no use for them, and they are refused.
     """
     config = read_config(folder)
-    weights = folder / WEIGHTS_FILE
-    if not weights.is_file():
-        raise InvalidValue(f"{weights} is missing; {_remedy(folder)}")
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        raise InvalidValue(f"{path} is missing; {_remedy(folder)}")
     halves: dict[str, dict[str, Tensor]] = {}
     stored: dict[str, str] = {}
-    with opened_tensors(weights) as file:
+    with opened_tensors(path) as file:
         for key in file.keys():  # noqa: SIM118  # a file handle, not a dict
             match = re.fullmatch(r"(.+)\.lora_([AB])\.weight", key)
             layer = layer_path(match[1]) if match else None
@@ -83,42 +83,38 @@ def read_adapter(folder: Path, *, beside: dict[str, Tensor] | None = None) -> di
             if whole is not None and comes_with(whole, config):
                 if beside is None:
                     raise InvalidValue(
-                        f"{weights} holds {key}, a whole weight beside the factors ({' or '.join(COME_WITH)}); give a dict as "
+                        f"{path} holds {key}, a whole weight beside the factors ({' or '.join(COME_WITH)}); give a dict as "
                         "`beside` to take it too"
                     )
                 beside[whole] = file.get_tensor(key)
                 if not bool(torch.isfinite(beside[whole]).all()):
-                    raise NotFinite(f"{weights}: {whole} holds NaN or infinite values")
+                    raise NotFinite(f"{path}: {whole} holds NaN or infinite values")
                 continue
             if match is None or layer is None:
                 remedy = "; save the adapter with save_embedding_layers=False" if key.endswith(".base_layer.weight") else ""
-                raise InvalidValue(f"{weights} holds {key}, which is not a factor of a plain LoRA adapter on linear layers{remedy}")
+                raise InvalidValue(f"{path} holds {key}, which is not a factor of a plain LoRA adapter on linear layers{remedy}")
             if stored.setdefault(layer, match[1]) != match[1]:
-                raise InvalidValue(f"{weights} holds {layer} twice, as {stored[layer]} and as {match[1]}; save the adapter again")
+                raise InvalidValue(f"{path} holds {layer} twice, as {stored[layer]} and as {match[1]}; save the adapter again")
             halves.setdefault(layer, {})[match[2]] = file.get_tensor(key)
     if not halves:
-        raise InvalidValue(f"{weights} holds no LoRA factors")
+        raise InvalidValue(f"{path} holds no LoRA factors")
     out = {}
     for layer, pair in halves.items():
         if set(pair) != {"A", "B"}:
-            raise InvalidValue(f"{weights} holds only one factor of {layer}")
+            raise InvalidValue(f"{path} holds only one factor of {layer}")
         if not all(x.is_floating_point() and x.dtype.itemsize > 1 for x in pair.values()):
-            raise InvalidValue(
-                f"{weights}: the factors of {layer} are stored in {pair['A'].dtype}, not as floats of 16 bits or more"
-            )
+            raise InvalidValue(f"{path}: the factors of {layer} are stored in {pair['A'].dtype}, not as floats of 16 bits or more")
         if not all(bool(torch.isfinite(x).all()) for x in pair.values()):
-            raise NotFinite(f"{weights}: the factors of {layer} hold NaN or infinite values")
+            raise NotFinite(f"{path}: the factors of {layer} hold NaN or infinite values")
         if any(x.ndim != 2 or x.numel() == 0 for x in pair.values()):
-            raise InvalidValue(
-                f"{weights}: the factors of {layer} are not matrices: A {[*pair['A'].shape]}, B {[*pair['B'].shape]}"
-            )
+            raise InvalidValue(f"{path}: the factors of {layer} are not matrices: A {[*pair['A'].shape]}, B {[*pair['B'].shape]}")
         rank = pair["A"].shape[0]
         alpha = _alpha(config, stored[layer].removeprefix(PEFTS))
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         try:
             out[layer] = Factors(pair["A"], pair["B"], scale)
         except ValueError as error:
-            raise InvalidValue(f"{weights}: {layer}: {error}") from None
+            raise InvalidValue(f"{path}: {layer}: {error}") from None
         _refuse_too_large(out[layer], layer, folder)
     return out
 

@@ -133,14 +133,12 @@ def refuse_misfit(base: nn.Module, saved: Mapping[str, Factors], *, where: str) 
         name: module for name, module in base.named_modules() if getattr(module, "weight", None) is not None
     }
     shapes = {name: widths_of(m)[::-1] if isinstance(m, Adaptable) else tuple(m.weight.shape) for name, m in weighted.items()}
-    for layer, f in saved.items():
+    for name, f in saved.items():
         shape = f.B.shape[0], f.A.shape[1]
-        if layer not in shapes:
-            raise InvalidValue(f"{where} adapts {layer}, which the model does not have; the adapter belongs to another model")
-        if shapes[layer] != shape:
-            raise InvalidValue(
-                f"{where} adapts {layer} as {shape}, but it is {shapes[layer]}; the adapter belongs to another model"
-            )
+        if name not in shapes:
+            raise InvalidValue(f"{where} adapts {name}, which the model does not have; the adapter belongs to another model")
+        if shapes[name] != shape:
+            raise InvalidValue(f"{where} adapts {name} as {shape}, but it is {shapes[name]}; the adapter belongs to another model")
 
 
 PACKS, PACKED = "support_avx512bf16_for_cpu", "packing_format_for_cpu"

@@ -109,7 +109,5 @@ class _Braking(Penalty):
         GL, RC = torch.baddbmm(g * L, Y, torch.bmm(Y.mT, L)), torch.baddbmm(c * R, torch.bmm(R, X), X.mT)
         N, M = s * s * torch.bmm(L.mT, GL), s * s * torch.bmm(RC, R.mT)
         toward_A, toward_B = torch.bmm(N, RC), torch.bmm(GL, M)[:, :, r:]
-        return torch.dot(N.flatten(), M.flatten()) / (2 * s * s), {
-            "B": toward_B,
-            "A": toward_A[:, :r] + toward_A[:, r:] if r else toward_A,
-        }
+        toward_A = toward_A[:, :r] + toward_A[:, r:] if r else toward_A
+        return torch.dot(N.flatten(), M.flatten()) / (2 * s * s), {"B": toward_B, "A": toward_A}

@@ -145,10 +145,8 @@ def refuse_stuck(optimizer: Optimizer, anchor: Anchor, frozen: Collection[str]) 
         return
     for name in frozen:
         if not any(bool(getattr(layer.current.whole(), name).any()) for layer in anchor.layers):
-            remedy = 'use Retract("A") and ProjectDisplacement("A") for a new adapter' if name == "B" else "leave Freeze out"
-            raise InvalidValue(
-                f'{name} is zero at every layer and Freeze("{name}") keeps it so: no update can leave zero; {remedy}'
-            )
+            how = 'use Retract("A") and ProjectDisplacement("A") for a new adapter' if name == "B" else "leave Freeze out"
+            raise InvalidValue(f'{name} is zero at every layer and Freeze("{name}") keeps it so: no update can leave zero; {how}')
 
 
 def refuse_moved(active: Iterable[Any]) -> None:

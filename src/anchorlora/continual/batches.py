@@ -93,10 +93,8 @@ class MicroBatch:
         lasts = self.keep[lengths.cumsum(0) - lengths].tolist()  # of each prompt
         starts = [start for start, chat in zip(self.layout.starts, self.chats, strict=True) for _ in range(chat)]
         beginning = torch.arange(self.layout.prefix)
-        return [
-            torch.cat([beginning, torch.arange(start, last + 1 + more)])
-            for start, last, more in zip(starts, lasts, answered, strict=True)
-        ]
+        bounds = zip(starts, lasts, answered, strict=True)
+        return [torch.cat([beginning, torch.arange(start, last + 1 + more)]) for start, last, more in bounds]
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,10 +161,8 @@ def _chats(examples: Sequence[Encoded]) -> list[list[Encoded]]:
 
 def _masks(examples: Sequence[Encoded]) -> dict[str, Any]:
     remembered, learned = [e.remembered for e in examples], [e.learned for e in examples]
-    return {
-        "remembered": torch.tensor(remembered) if any(remembered) else None,
-        "learned": None if all(learned) else torch.tensor(learned),
-    }
+    of_learned = None if all(learned) else torch.tensor(learned)
+    return {"remembered": torch.tensor(remembered) if any(remembered) else None, "learned": of_learned}
 
 
 def _places(examples: Sequence[Encoded]) -> tuple[str, ...]:

@@ -161,10 +161,8 @@ class Scorer:
         self.model.eval()
         order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt) + len(examples[i].answer))
         numbered = iter(order)
-        rows = [
-            [(next(numbered), e) for e in group]
-            for group in rows_of([examples[i] for i in order], TOKENS * self.batch, share=self.packed)
-        ]
+        groups = rows_of([examples[i] for i in order], TOKENS * self.batch, share=self.packed)
+        rows = [[(next(numbered), e) for e in group] for group in groups]
 
         def read(batch: Sequence[Sequence[tuple[int, Encoded]]]) -> dict[int, tuple[dict[str, float], str]]:
             numbers = [i for row in batch for i, _ in row]

@@ -208,9 +208,8 @@ def compare(before: Path, after: Path, *, cores: Path) -> Drift:
 def linear_pairs(old: WholeWeights, new: WholeWeights, cores: Collection[str]) -> list[tuple[str, Tensor, Tensor]]:
     """Return the modules with a core whose whole weight both adapters hold, with that weight before and after."""
     names = [f"{module}.weight" for module in sorted(cores)]
-    return [
-        (module_of(name), old.tensors[name], new.tensors[name]) for name in names if name in old.tensors.keys() & new.tensors.keys()
-    ]
+    both = old.tensors.keys() & new.tensors.keys()
+    return [(module_of(name), old.tensors[name], new.tensors[name]) for name in names if name in both]
 
 
 def other_weights(old: WholeWeights, new: WholeWeights, known: Collection[str]) -> tuple[str, ...]:

@@ -141,9 +141,8 @@ def audit(
         >>> found.audited.overall.conditions["displacement"].preserved      # A did not move, but B did
         True
     """
-    request = AuditRequest(
-        cores=None if cores is None else Path(cores), data=None if data is None else Path(data), weights=weights, model=model
-    )
+    of_cores, of_data = (None if path is None else Path(path) for path in (cores, data))
+    request = AuditRequest(cores=of_cores, data=of_data, weights=weights, model=model)
     if request.cores is not None:
         refuse_altered(request.cores)
     then, now = artifact_in(embedded(str(before), "base_model") or Path(before)), artifact_in(Path(after))
