@@ -45,11 +45,6 @@ class Work:
     training: float  # of all tasks and epochs
     evaluation: float  # of all tests after all tasks
 
-    @property
-    def all(self) -> float:
-        """Of everything."""
-        return self.training + self.evaluation
-
 
 def examples_of(source: TaskSource, limits: TaskSettings, name: str) -> tuple[list[Example], list[Example]]:
     """Return the training and the test examples of a task, as a run reads them."""
