@@ -231,7 +231,7 @@ class FiniteGradients(ProtectsPast):
 
 class _Looking(ActiveConstraint):
     def __init__(self, anchor: Anchor) -> None:
-        self.gradients = {(layer.name, name): layer.factor(name) for layer in anchor.layers for name in ("A", "B")}
+        self.gradients = {f"{name} at {layer.name}": layer.factor(name) for layer in anchor.layers for name in ("A", "B")}
         self.step = 0
 
     def begin(self, step: int) -> None:
@@ -244,7 +244,5 @@ class _Looking(ActiveConstraint):
         gradients = {factor: p.grad for factor, p in self.gradients.items() if p.grad is not None}
         if gradients and not math.isfinite(float(norm_of(list(gradients.values())))):
             wrong = (factor for factor, g in gradients.items() if not bool(torch.isfinite(g).all()))
-            layer, name = next(wrong, next(iter(gradients)))
-            raise NotFinite(
-                f"the gradient of {name} at {layer}, as constraints have made it, is NaN or infinite at step {self.step}"
-            )
+            first = next(wrong, next(iter(gradients)))
+            raise NotFinite(f"the gradient of {first}, as constraints have made it, is NaN or infinite at step {self.step}")

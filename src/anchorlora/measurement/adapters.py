@@ -80,9 +80,8 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
             "adapter's task"
         )
     layers = {layer: _block_layer(layer, layer_blocks, find) for layer, layer_blocks in blocks.items()} | layers
-    return AuditResult(
-        str(before), str(after), "adapters", protected, type_name(stored), Audited.of(layers), tuple(dict.fromkeys(notes))
-    )
+    unique = tuple(dict.fromkeys(notes))
+    return AuditResult(str(before), str(after), "adapters", protected, type_name(stored), Audited.of(layers), unique)
 
 
 def _blocks(

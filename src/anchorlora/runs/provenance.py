@@ -111,9 +111,8 @@ class Provenance:
         hashes |= {f"{START}/{name}": sha256(path) for name, path in start_files(start).items()}
         for name, value in hashes.items():
             if name in known or (known and name.startswith(MODEL)):
-                self._refuse(
-                    f"{base_model.name}{name.removeprefix(MODEL)}" if name.startswith(MODEL) else name, known.get(name), value
-                )
+                what = f"{base_model.name}{name.removeprefix(MODEL)}" if name.startswith(MODEL) else name
+                self._refuse(what, known.get(name), value)
         if hashes != known:
             self._write(known | hashes)
 
