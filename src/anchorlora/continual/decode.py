@@ -71,14 +71,9 @@ def decode(model: nn.Module, prompts: Sequence[Sequence[int]], how: Answering, *
     for some in group_items(prompts, math.inf if row_tokens is None else row_tokens, lambda prompt, before: len(prompt)):
         layout, ids = pack(some)
         ends = layout.ends().to(device)
+        row, positions = torch.tensor([ids], device=device), layout.positions()[None].to(device)
         with packed(model, layout, layout.ends()):
-            outputs = model(
-                input_ids=torch.tensor([ids], device=device),
-                position_ids=layout.positions()[None].to(device),
-                logits_to_keep=ends,
-                use_cache=True,
-                **whole_cache(model),
-            )
+            outputs = model(input_ids=row, position_ids=positions, logits_to_keep=ends, use_cache=True, **whole_cache(model))
         logits = outputs.logits[0] if outputs.logits.shape[1] == len(some) else outputs.logits[0, ends]
         rows.append(Begun(cache_in(outputs), layout.places(), [[token] for token in logits.argmax(-1).tolist()]))
     return finish(model, rows, how)

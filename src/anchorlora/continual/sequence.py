@@ -82,29 +82,28 @@ class TaskSequence:
         begun = progress if progress is not None and progress.number == number else None
         first = number == 1 and not self.inputs.old_factors
         self.method.plan.begin_task(self.blocks, stream(self.seed, f"start/{number}"), first=first)
-        anchor = self.blocks.anchor(
-            cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=self.inputs.losses(name)
-        )
+        past, losses = self.past, self.inputs.losses(name)
+        anchor = self.blocks.anchor(cores=past.cores, wides=past.wides, past=past.remembered, losses=losses)
         if self.method.preserves.response:
             refuse_full(anchor)
         if begun is not None:
-            self.past.rows.stores = dict(begun.stores)
+            past.rows.stores = dict(begun.stores)
         began = time.perf_counter() - (begun.seconds if begun else 0.0)
-        with self.past.rows.collect(self.blocks.model, begun.rows if begun else None, processes=self.processes):
+        with past.rows.collect(self.blocks.model, begun.rows if begun else None, processes=self.processes):
             trained = self._learn(number, name, anchor, begun, began)
         self._tell(RunCallback.on_steps_end, number, anchor)
         kept = self._remembered(anchor, left=self.leave_last and number == len(self.order))
         train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
         kept |= self.forecast.end_task(anchor) if self.forecast is not None else {}
-        past = number + self.inputs.before > 1
-        history = self._history_bytes(number, anchor) if past else 0
-        drift = self._drift(anchor) if past and self.past.cores else None
-        cores, kept = self.past.made(kept, self.processes, provided=self.method.provided_cores)
+        later = number + self.inputs.before > 1
+        history = self._history_bytes(number, anchor) if later else 0
+        drift = self._drift(anchor) if later and past.cores else None
+        cores, kept = past.made(kept, self.processes, provided=self.method.provided_cores)
         draw = stream(self.seed, f"end/{number}")
-        self.method.plan.end_task(self.blocks, TaskEnd(self.past.cores, self.past.protecting(cores), kept, draw))
+        self.method.plan.end_task(self.blocks, TaskEnd(past.cores, past.protecting(cores), kept, draw))
         if drift is not None and getattr(self.method.plan, "rewrites", False):
             drift = self._drift(anchor.ending_at(self.blocks.factors()))  # with what the end of the task has changed
-        self.past.append(cores, kept)
+        past.append(cores, kept)
         return TaskResult(
             number=number,
             task=name,
@@ -113,7 +112,7 @@ class TaskSequence:
             drift=drift,
             layers=[
                 {"module": layer, "k": c.core.k, "k_star": c.k_star, "retained_energy": c.retained_energy, "rows": c.rows}
-                for layer, c in self.past.last.items()
+                for layer, c in past.last.items()
             ],
             train_seconds=train_seconds,
             evaluate_seconds=0.0,

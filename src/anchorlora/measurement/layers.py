@@ -102,15 +102,10 @@ def block_layer(blocks: Sequence[Block], protected: Protected) -> LayerChange:
         anchored = block.kind != "other rank"
         factors += FactorSquares.of(block.now, block.start if anchored else None, core)
         paths += _paths(block, core) if anchored else Paths()
-    return LayerChange(
-        kinds=frozenset(block.kind for block in moved),
-        right=Squares.of(change, core, floor=_floor(moved, k=core.k, d=core.d)),
-        left=Squares.of(change.transposed(), left, floor=_floor(moved, k=left.k, d=left.d)) if left else None,
-        factors=factors,
-        paths=paths if all(block.kind == "learned anchor" for block in moved) else None,
-        k=core.k,
-        d=core.d,
-    )
+    right = Squares.of(change, core, floor=_floor(moved, k=core.k, d=core.d))
+    writes = Squares.of(change.transposed(), left, floor=_floor(moved, k=left.k, d=left.d)) if left else None
+    kinds = frozenset(block.kind for block in moved)
+    return LayerChange(kinds, right, writes, factors, paths if kinds == {"learned anchor"} else None, core.k, core.d)
 
 
 def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> LayerChange:
