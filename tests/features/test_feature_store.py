@@ -254,17 +254,28 @@ def test_padding_is_skipped_whatever_arguments_a_wrapper_takes(model, kind):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own tracing reads it
 def test_a_model_that_was_compiled_before_the_block_is_refused_not_read_in_part(model):
+    traces: list[str] = []
+
+    def backend(graph, inputs):
+        traces.extend(str(node.stack_trace) for node in graph.graph.nodes)
+        return graph.forward
+
     torch.compiler.reset()
-    compiled, ids = torch.compile(model.train(), backend="eager"), models.tokens(2, 12)
+    compiled, ids = torch.compile(model.train(), backend=backend), models.tokens(2, 12)
     compiled(input_ids=ids)
-    store = FeatureStore(limit=100)
+    store, plain = FeatureStore(limit=100), FeatureStore(limit=100)
     with pytest.raises(ValueError, match=r"compiled before .* torch.compiler.reset\(\)"), store.collect(compiled):
         compiled(input_ids=ids)
     assert store.count == 0
     torch.compiler.reset()
     with store.collect(compiled):
         compiled(input_ids=ids)
+    with plain.collect(model):
+        model(input_ids=ids)
+    assert all(torch.equal(rows, store.last.core[name]) for name, rows in plain.last.core.items())
     assert len(store.last.core[Q0]) == 24
+    assert traces, "the model is compiled"
+    assert not any("collector.py" in trace for trace in traces), "how its rows are taken is not"
 
 
 def test_a_model_without_lora_layers_is_refused():

@@ -87,14 +87,15 @@ class Collector:
             raise UnknownName("the rows so far were collected from a model with other adapted layers")
         for name, layer in self.layers.items():
             refuse_not_linear(name, layer)
-        self.hooks = [model.register_forward_pre_hook(self._enter, with_kwargs=True)]
-        self.hooks.append(model.register_forward_hook(self._leave, always_call=True))
+        uncompiled = torch.compiler.disable  # a compiled model takes rows without compiling how
+        self.hooks = [model.register_forward_pre_hook(uncompiled(self._enter), with_kwargs=True)]
+        self.hooks.append(model.register_forward_hook(uncompiled(self._leave), always_call=True))
         for whole in whole_models_in(model):  # a wrapper may have arguments of its own
             names = list(inspect.signature(whole.forward).parameters)
-            self.hooks.append(whole.register_forward_pre_hook(partial(self._read, names), with_kwargs=True))
+            self.hooks.append(whole.register_forward_pre_hook(uncompiled(partial(self._read, names)), with_kwargs=True))
         for name, layer in self.layers.items():
             if stores.get(name, name) == name:  # the others read what this one reads
-                self.hooks.append(layer.register_forward_pre_hook(partial(self._keep, name)))
+                self.hooks.append(layer.register_forward_pre_hook(uncompiled(partial(self._keep, name))))
 
     @property
     def closed(self) -> bool:

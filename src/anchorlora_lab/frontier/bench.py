@@ -184,7 +184,7 @@ def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[s
 
     size = measures.sizes
     examples = [subject.encoded(i, item.prompt, item.answer) for i, item in enumerate(skill.drawn(size.train, run.seed))]
-    people = human_chats(data, size.own) if run.row.human else []
+    people = human_chats(data, size.own) if run.row.human or run.row.old else []
     human = [subject.encoded(i, question, answer) for i, (question, answer) in enumerate(people)]
     points: list[dict[str, Any]] = []
     peaks: list[int] = []

@@ -27,6 +27,7 @@ class Row:
     qv: bool = False  # adapt q_proj and v_proj alone
     own: float = 0.0  # share of the model's own chats in the mix
     human: float = 0.0  # share of chats that people wrote, the old data
+    old: bool = False  # protect what these old chats show, in the place of the model's own
     kl: float = 0.0  # weight of the KL divergence to the model before, on its own chats
     token_weights: str | None = None  # the recipe's setting of this name
     weight_decay: float = 0.0  # AdamW's
@@ -37,7 +38,7 @@ class Row:
         """Data that the row needs beside the new skill: "none", "own text" or "old data"."""
         from anchorlora.methods import METHODS
 
-        if self.human:
+        if self.human or self.old:
             return "old data"
         asks = self.method in METHODS and (METHODS[self.method].reads_past or "core" in METHODS[self.method].requires)
         return "own text" if self.own or self.kl or asks else "none"
@@ -63,6 +64,10 @@ ROWS = (
     Row("eaft", token_weights="eaft"),
     Row("dft", token_weights="dft"),
     Row("hard-core own-10", "inc-lora-hard", rates=(5e-4, 1e-3), own=0.10, tier=3),
+    Row("fold-16 old", "fold-16", old=True, tier=3),
+    Row("brake old", "brake", old=True, tier=3),
+    Row("sensitive-core old", "sensitive-core", rates=(5e-4, 1e-3), old=True, tier=3),
+    Row("hard-core old", "inc-lora-hard", rates=(5e-4, 1e-3), old=True, tier=3),
     Row("plain q,v", rates=(5e-4, 1e-3, 2e-3), qv=True, tier=3),
     Row("fold-16 q,v", "fold-16", rates=(5e-4, 1e-3), qv=True, tier=3),
     Row("brake q,v", "brake", rates=(5e-4, 1e-3), qv=True, tier=3),

@@ -214,35 +214,34 @@ class Subject:
         ]
         return encoded, seconds
 
-    def memory(self, count: int) -> tuple[dict[str, Tensor], float]:
-        """Return what the model's answers depend on, in its own chats, for all linear layers, and the CPU seconds."""
-        path = self.folder / "memory.safetensors"
-        encoded, own_seconds = self.own_encoded("cores", count)
+    def memory(self, chats: Sequence[Encoded], use: str = "") -> tuple[dict[str, Tensor], float]:
+        """Return what the model's answers to chats depend on, for all linear layers, and the CPU seconds."""
+        path = self.folder / f"memory{use}.safetensors"
 
         def write() -> None:
             self.open("all-linear")
             if "default" not in self.model.peft_config:
                 self.stack.open(torch.Generator().manual_seed(0))
             with self.scaled(0.0):
-                found = AnswerSensitivity(SENSITIVE).end_task(self.stack.anchor(losses=self.losses(encoded)))
-            write_tensors(path, found)
+                sensitivity = AnswerSensitivity(SENSITIVE).end_task(self.stack.anchor(losses=self.losses(chats)))
+            write_tensors(path, sensitivity)
 
         seconds = made_once(path, write)
-        return dict(read_tensors(path)), own_seconds + seconds
+        return dict(read_tensors(path)), seconds
 
-    def cores(self, count: int) -> tuple[dict[str, Any], float]:
-        """Return the cores of all linear layers as `anchorlora train` makes them, and the CPU seconds."""
-        path = self.folder / "cores.safetensors"
-        rows, own_seconds = self.own("cores", count)
+    def cores(self, chats: Sequence[Encoded], use: str = "") -> tuple[dict[str, Any], float]:
+        """Return the cores of all linear layers as `anchorlora train` makes them of chats, and the CPU seconds."""
+        path = self.folder / f"cores{use}.safetensors"
 
         def write() -> None:
             self.open("all-linear")
+            rows = [{"text": SAMPLE, "prompt_ids": list(e.prompt), "completion_ids": list(e.answer)} for e in chats]
             with self.scaled(0.0):
-                made = cores_of_samples(self.model, self.tokenizer, list(read_samples(rows)), CORES, device=self.device)
+                made = cores_of_samples(self.model, self.tokenizer, read_samples(rows), CORES, device=self.device)
             made.write(path)
 
         seconds = made_once(path, write)
-        return dict(read_cores(path)), own_seconds + seconds
+        return dict(read_cores(path)), seconds
 
 
 def made_once(path: Path, write: Callable[[], None]) -> float:

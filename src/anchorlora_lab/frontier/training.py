@@ -88,15 +88,18 @@ def train(
     cores: dict[str, Any] = {}
     layers = set(lora_layers(subject.model))
     paused = time.process_time()
+    shown, use = list(human), "-human"
+    if not row.old and (method.reads_past or "core" in method.requires):
+        (shown, made), use = subject.own_encoded("cores", own), ""
     if method.reads_past:
-        whole, seconds = subject.memory(own)
+        whole, seconds = subject.memory(shown, use)
         memory = {n: t for n, t in whole.items() if any(n.removesuffix("/tail").endswith(f"/{layer}") for layer in layers)}
         made += seconds
         kept += sum(t.numel() * t.element_size() for t in memory.values())
         if method.provided_cores is not None:
             cores = {name: part.core for name, part in method.provided_cores(memory).items()}
     elif "core" in method.requires:
-        whole_cores, seconds = subject.cores(own)
+        whole_cores, seconds = subject.cores(shown, use)
         cores, made = {name: whole_cores[name] for name in layers}, made + seconds
         kept += sum(4 * core.basis.numel() for core in cores.values())
     chats: list[Encoded] = []
