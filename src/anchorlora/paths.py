@@ -1,5 +1,7 @@
 """Paths as users write them, and which names a task, and so a folder, may have on every system."""
 
+from __future__ import annotations
+
 import os
 import re
 from difflib import get_close_matches

@@ -1,5 +1,7 @@
 """Make text of others fit to be shown or to name a file: it controls no terminal, reverses no line, and holds no secret."""
 
+from __future__ import annotations
+
 import os
 import re
 from hashlib import sha256

@@ -3,6 +3,8 @@
 Also checks that the adapter's configuration describes the factors beside it: PEFT would make of it exactly what the file holds.
 """
 
+from __future__ import annotations
+
 import re
 import warnings
 from collections.abc import Collection, Mapping

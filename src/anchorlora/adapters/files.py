@@ -1,5 +1,7 @@
 """Saved adapters: written as one ordinary PEFT LoRA adapter, read as data."""
 
+from __future__ import annotations
+
 import json
 import math
 import re

@@ -3,6 +3,8 @@
 To protect layers of another library, append a `LayerKind` to `LAYER_KINDS` (docs/extend.md).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType

@@ -1,5 +1,7 @@
 """Adapted layers of a model: one layer's live factors, their start, the frozen history, and the protected subspace."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -3,6 +3,8 @@
 Also reads the effective weights, base and adapter together, for PEFT methods whose change is a matrix: OSF, LoRA and others.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any

@@ -4,6 +4,8 @@ A <- A P works on each row alone, so every process projects its own rows and not
 factors (FSDP1's flat parameters, DeepSpeed's partitions, columns of tensor parallelism) is refused by name.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from torch import Tensor, nn

@@ -7,6 +7,8 @@ weight has no backward and is not unpacked for training: gradients through it va
 bfloat16. A base model that adapters are trained on must therefore never be packed.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias

@@ -1,5 +1,7 @@
 """Callbacks of a run over tasks, the state that each task leaves behind, and the point where a stopped run goes on."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

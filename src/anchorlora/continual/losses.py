@@ -5,6 +5,8 @@ needed. `AnswerSensitivity` reads an example's tokens and lets the model draw th
 the assistant says, or every token but the first.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -6,6 +6,8 @@ loss        of the task, or what a constraint adds to it
 gradient    the first on the way back
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

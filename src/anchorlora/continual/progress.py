@@ -9,6 +9,8 @@
 The last two are kept while steps are left. All else follows from the seed, the data and the finished tasks.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch

@@ -1,5 +1,7 @@
 """Randomness is named and passed: one independent stream for each purpose of a seed; nothing draws from the global one."""
 
+from __future__ import annotations
+
 import hashlib
 import random
 from collections.abc import Iterator

@@ -4,6 +4,8 @@ The sequence writes no file. Whoever drives it takes a state, saves it, and asks
 was saved.
 """
 
+from __future__ import annotations
+
 import resource
 import sys
 import time

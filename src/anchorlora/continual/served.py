@@ -4,6 +4,8 @@ vLLM computes with other kernels, so where two tokens are nearly tied it may cho
 answered by transformers too; if most answers of a sample differ, the adapter is not what vLLM computes with, and the run stops.
 """
 
+from __future__ import annotations
+
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec

@@ -1,5 +1,7 @@
 """Files of protected subspaces: tensors in safetensors, read as data."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,6 +4,8 @@ one row      [ prefix | own tokens of example 1 | own tokens of example 2 | .. ]
 example i    prefix + its own tokens; positions restart after the prefix
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -5,6 +5,8 @@ more. A layer's change is that of all adapters together, as when all are active.
 that started with B = 0.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -7,6 +7,8 @@ A condition is preserved when no more is left of it than float32 storage explain
 Conditions that a method does not promise are measured too: a promise that nobody could break would be worth nothing.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

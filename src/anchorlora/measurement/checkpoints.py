@@ -3,6 +3,8 @@
 Full weights of one shape are paired by tensor name and read one tensor at a time.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 

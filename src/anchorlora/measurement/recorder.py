@@ -13,6 +13,8 @@ ends, so a projection counts wherever it stands in the loop. A trace records rou
 the ratios of step 0, where nothing has moved, are null.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

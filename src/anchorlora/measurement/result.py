@@ -7,6 +7,8 @@ full weight                    dW V = 0                W <- W_0 + (W - W_0) P af
 With examples of the old tasks at hand, their answers say which directions count; with nothing of them, two things are left.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """The catalog's entry of a method, besides its parts: what it is, when to take it, its place in tables and figures."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 

@@ -1,5 +1,7 @@
 """Saving between two tasks: every so many steps, when a task is trained, while it is tested, and when the run is asked to stop."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,5 +1,7 @@
 """The record of a finished run: what it was, what came out, and every choice that a reader could make differently."""
 
+from __future__ import annotations
+
 import platform
 from collections import Counter
 from collections.abc import Sequence

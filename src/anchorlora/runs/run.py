@@ -1,5 +1,7 @@
 """One run, start to record: load what the configuration names, drive the sequence, save each task, write the record."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager

@@ -8,6 +8,8 @@ The estimate is within a fifth of torch's memory tracker over a step of the real
     evaluation   keys and values of one batch of the longest prompts, and what one layer computes of them
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

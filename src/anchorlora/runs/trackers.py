@@ -8,6 +8,8 @@ the new event file begins with the step from which older ones do not count (`pur
 both. The trackers' own files, and the names under which W&B and MLflow find the run again, are in DIR/trackers.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

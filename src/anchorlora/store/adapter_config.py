@@ -1,5 +1,7 @@
 """The configuration that PEFT saves beside an adapter's weights, read as data."""
 
+from __future__ import annotations
+
 import math
 from pathlib import Path
 from typing import Any

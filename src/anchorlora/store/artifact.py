@@ -4,6 +4,8 @@ Every command that takes a folder asks here, so all of them take the same things
 before anything is read from them.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

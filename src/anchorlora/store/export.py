@@ -3,6 +3,8 @@
 Errors and ratios are fractions; what is undefined is null.
 """
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Annotated, Literal

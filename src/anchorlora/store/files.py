@@ -1,5 +1,7 @@
 """Write whole files: under a temporary name first, then renamed, so that a file that exists is finished."""
 
+from __future__ import annotations
+
 import errno
 import glob
 import json

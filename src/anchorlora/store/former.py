@@ -4,6 +4,8 @@ Until schema 2 a record said what its method was by the Python that makes it alo
 Here its facts are read from the syntax tree, by the names that parts had then.
 """
 
+from __future__ import annotations
+
 import ast
 from typing import Any
 

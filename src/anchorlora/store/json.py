@@ -4,6 +4,8 @@ Refused: unknown fields, repeated keys, NaN and infinities, numbers of more than
 places (a YAML alias), deep nesting, and very large files.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Iterable

@@ -4,6 +4,8 @@ Also marks on files that only grow, such as trace.jsonl: how much of the file be
 unchanged.
 """
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Callable

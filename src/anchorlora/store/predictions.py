@@ -3,6 +3,8 @@
 right.json: of a whole run, right and wrong answers alone, without a word of the data; `tools/collect.py` makes it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path

@@ -4,6 +4,8 @@ A sealed file is JSON that holds its content as text, and the SHA-256 of it. A s
 written last, so that damage is found and named by file.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

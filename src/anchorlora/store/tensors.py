@@ -4,6 +4,8 @@ The shards of an index are plain file names beside it, nothing elsewhere. Full w
 index, read one tensor at a time.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterator, Mapping
