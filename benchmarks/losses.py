@@ -22,7 +22,8 @@ def words() -> None:
         row[: longest - length] = IGNORED
     batch = MicroBatch({}, longest + 1, targets.to(device))
     logits = torch.randn(len(ANSWERS), longest + 1, WORDS, generator=draw).to(device).requires_grad_()
-    variants = {"flat": lambda: example_mean(logits, batch, Window((batch,))), "strided": lambda: _strided(logits, batch)}
+    window = Window((batch,), len(ANSWERS), sum(ANSWERS), len(ANSWERS))
+    variants = {"flat": lambda: example_mean(logits, batch, window), "strided": lambda: _strided(logits, batch)}
     assert torch.allclose(variants["flat"](), variants["strided"](), rtol=1e-5)
 
     def step(loss: Callable[[], Tensor]) -> Callable[[], object]:

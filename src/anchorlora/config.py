@@ -65,8 +65,7 @@ def names_of_modules(targets: tuple[str, ...] | str) -> tuple[str, ...] | str:
         return ALL_LINEAR
     if not names:
         raise InvalidValue(f"names no module; list names such as q_proj, or give {ALL_LINEAR}")
-    odd = next((name for name in names if not re.fullmatch(r"[\w.-]+", name)), None)
-    if odd is not None:
+    if (odd := next((name for name in names if not re.fullmatch(r"[\w.-]+", name)), None)) is not None:
         raise InvalidValue(f"{odd!r:.60} is not the name of a module; list names such as q_proj, or give {ALL_LINEAR}")
     return names
 
@@ -263,7 +262,24 @@ class Recipe(Settings):
                 ...
             anchorlora.errors.UnknownName: --set: the recipe has no field 'ranks'; nearest: rank, ...
         """
-        return _changed(self, settings, where)
+        content = self.model_dump()
+        paths = {path: path for path, _ in leaves(self)}
+        paths |= {path.rsplit(".", 1)[-1]: path for path in paths}
+        given: dict[str, str] = {}  # path -> the name that it was given by
+        for name, value in settings.items():
+            if name not in paths:
+                foreign = FOREIGN.get(name.rsplit(".", 1)[-1].replace("-", "_").lower())
+                near = [foreign] if foreign else get_close_matches(name, paths, n=3, cutoff=0.5)
+                near = near or sorted(p for p in paths if "." not in p)
+                raise UnknownName(f"{where}: the recipe has no field {name!r:.80}; nearest: {', '.join(near)}")
+            if (first := given.setdefault(paths[name], name)) != name:
+                raise InvalidValue(f"{where}: {first} and {name} are one field; give it once")
+            *parents, leaf = paths[name].split(".")
+            place = content
+            for parent in parents:
+                place = place[parent]
+            place[leaf] = None if value in ("none", "null", "None") else _listed(value, place[leaf])
+        return Recipe.read(content, where if settings else self.name)
 
     def steps(self, examples: int) -> int:
         """Return the optimizer steps of one task.
@@ -340,27 +356,6 @@ def explained(error: ValidationError, where: str) -> InvalidValue:
     value = "" if first["type"] in ("missing", "value_error") else f" (found {without_secrets(str(first['input']))!r:.60})"
     said = first["msg"].removeprefix("Value error, ")  # pydantic puts this before our own messages
     return InvalidValue(f"{where}: {path}: {said}{value}")
-
-
-def _changed(recipe: Recipe, settings: Mapping[str, Any], where: str) -> Recipe:
-    content = recipe.model_dump()
-    paths = {path: path for path, _ in leaves(recipe)}
-    paths |= {path.rsplit(".", 1)[-1]: path for path in paths}
-    given: dict[str, str] = {}  # path -> the name that it was given by
-    for name, value in settings.items():
-        if name not in paths:
-            foreign = FOREIGN.get(name.rsplit(".", 1)[-1].replace("-", "_").lower())
-            near = [foreign] if foreign else get_close_matches(name, paths, n=3, cutoff=0.5)
-            near = near or sorted(p for p in paths if "." not in p)
-            raise UnknownName(f"{where}: the recipe has no field {name!r:.80}; nearest: {', '.join(near)}")
-        if (first := given.setdefault(paths[name], name)) != name:
-            raise InvalidValue(f"{where}: {first} and {name} are one field; give it once")
-        *parents, leaf = paths[name].split(".")
-        place = content
-        for parent in parents:
-            place = place[parent]
-        place[leaf] = None if value in ("none", "null", "None") else _listed(value, place[leaf])
-    return Recipe.read(content, where if settings else recipe.name)
 
 
 def _listed(value: Any, old: Any) -> Any:

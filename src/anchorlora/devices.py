@@ -26,6 +26,17 @@ from anchorlora.errors import InvalidValue
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+else:
+
+    class _Torch:
+        """torch, imported where it is first used: what lists methods or reads records does not wait for it."""
+
+        def __getattr__(self, name: str) -> Any:
+            import torch
+
+            return getattr(torch, name)
+
+    torch = _Torch()
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 # what Linux says of main memory that is left, and of the most that a container may take, in both versions of control groups
@@ -34,15 +45,11 @@ MEMORY = ("/proc/meminfo", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/m
 
 def accelerator() -> torch.device | None:
     """Return the kind of accelerator that torch finds here, without an index; None if there is only the CPU."""
-    import torch
-
     return torch.accelerator.current_accelerator(check_available=True)
 
 
 def chosen(name: str) -> torch.device:
     """Return the device that a recipe names."""
-    import torch
-
     if name == "auto":
         return accelerator() or torch.device("cpu")
     try:
@@ -53,8 +60,6 @@ def chosen(name: str) -> torch.device:
 
 def device_name(device: torch.device) -> str:
     """Return the manufacturer's name of an accelerator, or the kind of device if torch has none."""
-    import torch
-
     if device.type == "mps":
         return torch.backends.mps.get_name()
     ask = getattr(torch.get_device_module(device), "get_device_name", None)
@@ -68,32 +73,24 @@ def type_name(dtype: torch.dtype) -> str:
 
 def has_bfloat16(device: torch.device) -> bool:
     """Return True if an accelerator reports that it computes in bfloat16; False for the CPU, which is not asked."""
-    import torch
-
     ask = getattr(torch.get_device_module(device), "is_bf16_supported", None)
     return device.type != "cpu" and bool(ask and ask())
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Return True on a CPU that has instructions for products in bfloat16, of which torch makes use."""
-    import torch
-
     asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return device.type == "cpu" and any(ask() for ask in asked if ask is not None)
 
 
 def allocated_at_most(device: torch.device) -> int:
     """Return the peak number of bytes that this process has held on an accelerator; 0 if torch does not count them."""
-    import torch
-
     ask = getattr(torch.get_device_module(device), "max_memory_allocated", None)
     return ask(device) if ask else 0
 
 
 def free_memory(device: torch.device) -> int | None:
     """Return the bytes that a device, or for the CPU the machine or its container, has left; None where nobody says."""
-    import torch
-
     if device.type == "cpu":
         told = [re.search(r"^(?:MemAvailable: *)?(\d+)( kB)?$", _text_of(file), re.MULTILINE) for file in MEMORY]
         return min((int(found[1]) * (1024 if found[2] else 1) for found in told if found), default=None)
@@ -127,8 +124,6 @@ def second_moment(rows: Tensor, thin: Tensor | None = None) -> Tensor:
     """Return X^T X (d, d) of rows X (n, d), or its product with (d, q); on the CPU, NumPy computes half of a symmetric product."""
     if rows.device.type != "cpu":
         return rows.T @ (rows if thin is None else rows @ thin)
-    import torch
-
     X = rows.numpy()
     with _blas_threads():
         return torch.from_numpy(X.T @ (X if thin is None else X @ thin.numpy()))
@@ -136,8 +131,6 @@ def second_moment(rows: Tensor, thin: Tensor | None = None) -> Tensor:
 
 def eigenvectors(symmetric: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues (d,), the smallest first, and eigenvectors (d, d); on the CPU, NumPy takes three quarters of the time."""
-    import torch
-
     if symmetric.device.type != "cpu":
         return tuple(torch.linalg.eigh(symmetric))
     import numpy as np
@@ -149,8 +142,6 @@ def eigenvectors(symmetric: Tensor) -> tuple[Tensor, Tensor]:
 
 def _blas_threads() -> AbstractContextManager[object]:
     """Let NumPy compute on as many threads as torch, as a recipe and a resumed run ask for: another number rounds differently."""
-    import torch
-
     return _blas().limit(limits=torch.get_num_threads(), user_api="blas")
 
 
@@ -163,8 +154,6 @@ def _blas() -> Any:
 
 def float64_device(device: torch.device) -> torch.device:
     """Return the device for float64 arithmetic with tensors of a given device: that device, or the CPU if it has no float64."""
-    import torch
-
     return device if _has_float64(device) else torch.device("cpu")
 
 
@@ -179,8 +168,6 @@ def placed(x: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
 def _has_float64(device: torch.device) -> bool:
     if device.type in ("cpu", "cuda"):
         return True
-    import torch
-
     try:
         torch.ones(1, device=device).double().add_(1)  # some XPUs store float64 but cannot add it
     except (TypeError, RuntimeError):
@@ -190,8 +177,6 @@ def _has_float64(device: torch.device) -> bool:
 
 def generator_states(device: torch.device) -> dict[str, Tensor]:
     """Return the states of the generators that dropout draws from while a model is on a device, by kind of device."""
-    import torch
-
     states = {"cpu": torch.get_rng_state()}
     if device.type != "cpu":
         states[device.type] = torch.get_device_module(device).get_rng_state(device)
@@ -200,8 +185,6 @@ def generator_states(device: torch.device) -> dict[str, Tensor]:
 
 def set_generator_states(device: torch.device, states: Mapping[str, Tensor]) -> None:
     """Restore what `generator_states` returned; a kind of device that is missing there or not used here is left alone."""
-    import torch
-
     torch.set_rng_state(states["cpu"])
     if device.type != "cpu" and device.type in states:
         torch.get_device_module(device).set_rng_state(states[device.type], device)
@@ -210,8 +193,6 @@ def set_generator_states(device: torch.device, states: Mapping[str, Tensor]) -> 
 @contextmanager
 def forked_generators() -> Iterator[None]:
     """Run a block and restore the random generators of the CPU and of all accelerators after it."""
-    import torch
-
     found = accelerator()
     indices = range(torch.accelerator.device_count()) if found else ()
     with torch.random.fork_rng(indices, device_type=found.type if found else "cpu"):
@@ -220,8 +201,6 @@ def forked_generators() -> Iterator[None]:
 
 def product_precision() -> tuple[str, ...]:
     """Return how float32 products are computed: on CUDA and on the CPU, or, before torch 2.9, one word for both."""
-    import torch
-
     if hasattr(torch.backends.mkldnn, "matmul"):
         return torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
     return (torch.get_float32_matmul_precision(),)
@@ -229,8 +208,6 @@ def product_precision() -> tuple[str, ...]:
 
 def set_product_precision(words: Sequence[str]) -> None:
     """Set how float32 products are computed."""
-    import torch
-
     if len(words) == 1:
         torch.set_float32_matmul_precision(words[0])
     else:
@@ -289,8 +266,6 @@ def true_precision(devices: Collection[str]) -> Iterator[Uninterrupted]:
 
     All settings are restored afterwards, also when a signal comes: it is handled after the block.
     """
-    import torch
-
     before = product_precision()
     with Uninterrupted() as signals, ExitStack() as off:
         off.enter_context(torch.no_grad())

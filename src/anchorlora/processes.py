@@ -13,10 +13,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from anchorlora.devices import torch
 from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
-    import torch
     from accelerate import Accelerator
     from torch import Tensor, nn
 
@@ -99,21 +99,10 @@ class Processes:
 
     def told(self, make: Callable[[], T]) -> T:
         """Return what the first process makes, in all processes; an error that it raises is raised in all."""
-        if self.count == 1:
-            return make()
-        import torch
-
-        found: list[Any] = [None, None]
-        own: Exception | None = None
-        if self.first:
-            try:
-                found[0] = make()
-            except Exception as error:
-                found[1] = own = error
-        torch.distributed.broadcast_object_list(found, src=0, device=torch.device(self.device))
-        if found[1] is not None:
-            raise own or found[1]
-        return found[0]
+        made: list[Any] = [self.together(lambda: make() if self.first else None)]
+        if self.count > 1:
+            torch.distributed.broadcast_object_list(made, src=0, device=torch.device(self.device))
+        return made[0]
 
     def together(self, make: Callable[[], T]) -> T:
         """Return what this process makes, or raise in all processes what one of them raises."""
@@ -125,8 +114,7 @@ class Processes:
             value = make()
         except Exception as raised:
             error = raised
-        errors = [raised for raised in self.gathered(error) if raised is not None]
-        if errors:
+        if errors := [raised for raised in self.gathered(error) if raised is not None]:
             raise error or errors[0]
         return value
 
@@ -134,28 +122,22 @@ class Processes:
         """Return the values of all processes, by rank."""
         if self.count == 1:
             return [value]
-        from torch import distributed
-
         found: list[Any] = [None] * self.count
-        distributed.all_gather_object(found, value)
+        torch.distributed.all_gather_object(found, value)
         return found
 
     def sent_to_first(self, value: T) -> list[T]:
         """Return the values of all processes in the first one, and an empty list in the others."""
         if self.count == 1:
             return [value]
-        from torch import distributed
-
         found: list[Any] | None = [None] * self.count if self.first else None
-        distributed.gather_object(value, found, dst=0)
+        torch.distributed.gather_object(value, found, dst=0)
         return found or []
 
     def any(self, flag: bool) -> bool:
         """Return True if the flag is set in any process."""
         if self.count == 1:
             return flag
-        import torch
-
         one = torch.tensor([float(flag)], device=self.device)
         torch.distributed.all_reduce(one)
         return bool(one.item())
@@ -170,13 +152,11 @@ class Processes:
         """Replace tensors by their sums over all processes, in one exchange for each dtype."""
         if self.count == 1:
             return
-        import torch
-
         for dtype in dict.fromkeys(t.dtype for t in tensors):
-            mine = [t for t in tensors if t.dtype == dtype]
-            flat = torch.cat([t.detach().flatten() for t in mine])
+            alike = [t for t in tensors if t.dtype == dtype]
+            flat = torch.cat([t.detach().flatten() for t in alike])
             torch.distributed.all_reduce(flat)
-            for t, summed in zip(mine, flat.split([t.numel() for t in mine]), strict=True):
+            for t, summed in zip(alike, flat.split([t.numel() for t in alike]), strict=True):
                 t.copy_(summed.view_as(t))
 
     @contextmanager
@@ -188,19 +168,14 @@ class Processes:
         if not self.sharded:
             yield
             return
-        import torch
-
         if callable(inner := getattr(model, "get_base_model", None)):
             model = inner()  # generate() calls that one
 
         def announce(module: nn.Module, arguments: Any) -> None:
             self.any(True)
 
-        hook = model.register_forward_pre_hook(announce, prepend=True)  # before FSDP gathers anything
-        try:
+        with model.register_forward_pre_hook(announce, prepend=True):  # before FSDP gathers anything
             yield
-        finally:
-            hook.remove()
         with torch.no_grad():
             while self.any(False):
                 model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=self.device), use_cache=False)
@@ -247,6 +222,4 @@ def adding_up() -> Iterator[None]:
 
 def wrapped() -> bool:
     """Return True if processes train, even one alone, and a wrapper such as DistributedDataParallel exchanges their gradients."""
-    from torch import distributed
-
-    return distributed.is_available() and distributed.is_initialized() and not _SUMMED.get()
+    return torch.distributed.is_available() and torch.distributed.is_initialized() and not _SUMMED.get()

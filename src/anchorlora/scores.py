@@ -246,13 +246,8 @@ def most_share(events: int, n: int, *, level: float = 0.95) -> float:
 
 
 def _at_most(events: int, n: int, share: float) -> float:
-    """P(X <= events) of a binomial distribution."""
-    if share >= 1.0:
-        return 0.0
-    if share <= 0.0:
-        return 1.0
-    log, other = math.log(share), math.log1p(-share)
-    whole = math.lgamma(n + 1)
+    """P(X <= events) of a binomial distribution, for a share above 0 and below 1."""
+    log, other, whole = math.log(share), math.log1p(-share), math.lgamma(n + 1)
     return math.fsum(
         math.exp(whole - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * log + (n - k) * other) for k in range(events + 1)
     )

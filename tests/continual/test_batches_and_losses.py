@@ -19,6 +19,11 @@ from anchorlora.models.packing import packed
 from anchorlora.processes import accelerator_on
 
 
+def window_of(*batches):
+    examples = sum(map(len, batches))
+    return Window(batches, examples, sum(int((batch.targets != IGNORED).sum()) for batch in batches), examples)
+
+
 def encoded(lengths, answers, seed=0):
     draw = torch.Generator().manual_seed(seed)
 
@@ -143,7 +148,7 @@ def test_the_gradient_over_150_thousand_words_is_no_further_from_float64_than_on
     divided by, and a sum of n float32 numbers is off by about sqrt(n) eps."""
     words = 151_936
     logits, batch = drawn(words)
-    window = Window((batch, batch))
+    window = window_of(batch, batch)
     found = torch.autograd.grad(loss_named(kind)(logits, batch, window), logits)[0].double()
     counts = (batch.targets != IGNORED).sum(1)
     error = size = 0.0
@@ -160,10 +165,10 @@ def test_the_gradient_over_150_thousand_words_is_no_further_from_float64_than_on
 @pytest.mark.parametrize("kind", MEANS)
 def test_positions_that_predict_no_answer_take_no_part_even_where_they_hold_no_numbers(kind):
     logits, batch = drawn(50)
-    value = loss_named(kind)(logits, batch, Window((batch,)))
+    value = loss_named(kind)(logits, batch, window_of(batch))
     violation = logits.detach().clone()
     violation[:, :-1][batch.targets == IGNORED] = violation[:, -1] = float("nan")
-    again = loss_named(kind)(violation.requires_grad_(), batch, Window((batch,)))
+    again = loss_named(kind)(violation.requires_grad_(), batch, window_of(batch))
     assert torch.equal(again, value)
     found, expected = (torch.autograd.grad(loss, x)[0] for loss, x in ((again, violation), (value, logits)))
     assert torch.equal(found, expected)
@@ -173,7 +178,7 @@ def test_positions_that_predict_no_answer_take_no_part_even_where_they_hold_no_n
 def test_an_example_without_an_answer_has_no_mean_and_adds_nothing_to_a_sum():
     logits, batch = drawn(50)
     batch.targets[1] = IGNORED
-    window = Window((batch,))
+    window = window_of(batch)
     assert loss_named("example_mean")(logits, batch, window).isnan()
     found = torch.autograd.grad(loss_named("token_mean")(logits, batch, window), logits)[0]
     assert bool(torch.isfinite(found).all())

@@ -33,7 +33,7 @@ def test_rows_are_those_that_the_finished_model_reads(which, core_rows):
     def losses(count):
         for i in range(count):
             batch = micro_batch([Encoded(Example(i, "", ""), "", (10 + i, *PROMPT), ANSWER, False)], pad=1)
-            yield example_mean(model(**batch.inputs, logits_to_keep=batch.keep).logits, batch, Window((batch,)))
+            yield example_mean(model(**batch.inputs, logits_to_keep=batch.keep).logits, batch, Window((batch,), 1, len(ANSWER), 1))
 
     hook = layer.register_forward_hook(lambda module, args, output: read.append(args[0][0].detach()))
     constraint = core_rows.CoreOfRows(which, rows=12, examples=3, at_least=1, energy=1.0, at_most=12)

@@ -9,7 +9,6 @@ from anchorlora.adapters.layers import NOTHING, AdaptedLayer, lora_layers
 from anchorlora.adapters.merging import merge, mergeable, merged_factors, realized_weights
 from anchorlora.adapters.stack import AdapterStack, activate
 from anchorlora.adapters.targets import keep_unpacked, refuse_misfit, target_layers
-from anchorlora.store.tensors import write_tensors
 
 __all__ = [
     "LAYER_KINDS",
@@ -36,5 +35,4 @@ __all__ = [
     "target_layers",
     "usual_targets",
     "write_adapter",
-    "write_tensors",
 ]

@@ -224,12 +224,12 @@ class Anchor:
         """Return the name of the first layer whose factors in the model are no longer those of the anchor, or None."""
         if self.model is None or self.adapter_name is None:
             return None
-        layers = lora_layers(self.model)
+        live = self.live()
         for layer in self.layers:
-            live = self._in_model(layers.get(layer.name))
-            if live is None:
+            if layer.name not in live:
                 return layer.name
-            for name, parameter in (("A", live.A), ("B", live.B)):
+            for name in layer.names:
+                parameter = getattr(live[layer.name], name)
                 gathered = is_sharded(layer.factor(name)) and not is_sharded(parameter)  # FSDP2 shows the whole factor for a while
                 if parameter is not layer.factor(name) and not gathered:
                     return layer.name
@@ -239,14 +239,8 @@ class Anchor:
         """Return the factors that the model computes with now, by layer; they differ if the training loop has replaced them."""
         if self.model is None or self.adapter_name is None:
             return {}
-        layers = lora_layers(self.model)
-        factors_now = {layer.name: self._in_model(layers.get(layer.name)) for layer in self.layers}
-        return {path: factors for path, factors in factors_now.items() if factors is not None}
-
-    def _in_model(self, module: nn.Module | None) -> Factors | None:
-        if module is None or self.adapter_name is None or self.adapter_name not in adapters_at(module):
-            return None
-        return block_factors(module, self.adapter_name)
+        modules = {name: m for name, m in lora_layers(self.model).items() if self.adapter_name in adapters_at(m)}
+        return {layer.name: block_factors(modules[layer.name], self.adapter_name) for layer in self.layers if layer.name in modules}
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,12 +337,8 @@ def rest_of(model: nn.Module, layers: Iterable[AdaptedLayer]) -> Iterator[tuple[
     for path, module in model.named_modules():
         saved = [(n, b) for n, b in module.named_buffers(recurse=False) if n not in module._non_persistent_buffers_set]
         for name, tensor in (*module.named_parameters(recurse=False), *saved):
-            if (
-                id(tensor) not in known
-                and tensor.is_floating_point()
-                and tensor.dtype.itemsize > 1
-                and tensor.device.type != "meta"
-            ):
+            wide = tensor.is_floating_point() and tensor.dtype.itemsize > 1
+            if wide and id(tensor) not in known and tensor.device.type != "meta":
                 yield f"{path}.{name}".replace(COMPILED, "").lstrip("."), tensor
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
 from anchorlora.adapters.files import fitted, read_with_whole
+from anchorlora.adapters.kinds import adapters_at, block_factors
 from anchorlora.adapters.layers import lora_layers
 from anchorlora.adapters.targets import named, refuse_misfit
 from anchorlora.adapters.whole import COME_WITH, ROWS, put_whole, take_off
@@ -46,11 +46,16 @@ def attach(model: Any, folder: Path) -> PeftModel:
     adapted = _with_blocks(model, saved, where=str(folder)).eval()
     layers = lora_layers(adapted)
     for layer in sorted(set(saved) | set(layers)):
-        if layer not in saved or not _fits(saved[layer], layers.get(layer)):
+        f, module = saved.get(layer), layers.get(layer)
+        made = block_factors(module, DEFAULT) if module is not None and DEFAULT in adapters_at(module) else None
+        if f is None or module is None or made is None or (f.A.shape, f.B.shape) != (made.A.shape, made.B.shape):
             raise InvalidValue(
                 f"{folder}: PEFT would make something else of {layer} than the file holds; {CONFIG_FILE} and the weights do not fit"
             )
-        _fill(layers[layer], saved[layer])
+        with torch.no_grad():
+            made.A.copy_(f.A)
+            made.B.copy_(f.B)
+        module.scaling[DEFAULT] = f.scale
     return adapted
 
 
@@ -58,8 +63,7 @@ def detach(model: Any) -> None:
     """Take all adapters off a base model, whatever put them there; its own weights were never written to."""
     for name, layer in list(model.named_modules()):
         if isinstance(layer, BaseTunerLayer):
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, layer.get_base_layer())
+            model.set_submodule(name, layer.get_base_layer())
     take_off(model)
     if hasattr(model, "peft_config"):  # else PEFT warns of it when the next adapter comes
         del model.peft_config
@@ -84,20 +88,6 @@ def _with_blocks(model: Any, saved: Mapping[str, Factors], *, where: str) -> Pef
             return get_peft_model(model, config, adapter_name=DEFAULT)
         except ValueError as error:
             raise InvalidValue(f"{where}: PEFT cannot put it on this model: {' '.join(str(error).split()):.200}") from None
-
-
-def _fits(f: Factors, module: LoraLayer | None) -> bool:
-    """True if a layer has an adapter of this size; embeddings have another kind."""
-    if module is None or DEFAULT not in module.lora_A:
-        return False
-    return f.A.shape == module.lora_A[DEFAULT].weight.shape and f.B.shape == module.lora_B[DEFAULT].weight.shape
-
-
-def _fill(module: LoraLayer, f: Factors) -> None:
-    with torch.no_grad():
-        module.lora_A[DEFAULT].weight.copy_(f.A)
-        module.lora_B[DEFAULT].weight.copy_(f.B)
-    module.scaling[DEFAULT] = f.scale
 
 
 def _refuse_what_is_followed(folder: Path) -> None:
@@ -143,8 +133,7 @@ def refuse_undescribed(
         if config.get(name) and name not in come:
             raise InvalidValue(f"{where} sets {name}, but the weights hold nothing for it; train a plain LoRA adapter instead")
     for layer, f in saved.items():
-        field = _leaves_out(layer, config)
-        if field:
+        if field := _leaves_out(layer, config):
             raise InvalidValue(f"{where}: {field} leaves out {layer}, whose factors the weights hold; they do not fit")
         field, rank = _rank(layer, config)
         if type(rank) is not int or rank != f.rank:

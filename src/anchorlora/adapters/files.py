@@ -60,10 +60,10 @@ def write_adapter(
     fields = json.loads(config.read_text())
     fields["target_modules"] = names  # PEFT holds a set: its order would differ from process to process
     config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
-    tensors = {f"base_model.model.{name}": tensor.cpu().contiguous() for name, tensor in whole.tensors.items()}
+    tensors = {f"{PEFTS}{name}": tensor.cpu().contiguous() for name, tensor in whole.tensors.items()}
     for layer, f in factors.items():
-        tensors[f"base_model.model.{layer}.lora_A.weight"] = f.A.detach().to("cpu", dtype).contiguous()
-        tensors[f"base_model.model.{layer}.lora_B.weight"] = f.B.detach().to("cpu", dtype).contiguous()
+        halves = (("A", f.A), ("B", f.B))
+        tensors |= {f"{PEFTS}{layer}.lora_{name}.weight": t.detach().to("cpu", dtype).contiguous() for name, t in halves}
     write_tensors(folder / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
 
 
@@ -72,12 +72,12 @@ def read_adapter(folder: Path, *, beside: dict[str, Tensor] | None = None) -> di
     it are put into `beside`; whoever gives none has no use for them, and they are refused.
     """
     config = read_config(folder)
-    weights = folder / WEIGHTS_FILE
-    if not weights.is_file():
-        raise InvalidValue(f"{weights} is missing; {_remedy(folder)}")
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        raise InvalidValue(f"{path} is missing; {_remedy(folder)}")
     halves: dict[str, dict[str, Tensor]] = {}
     stored: dict[str, str] = {}
-    with opened_tensors(weights) as file:
+    with opened_tensors(path) as file:
         for key in file.keys():  # noqa: SIM118  # a file handle, not a dict
             match = re.fullmatch(r"(.+)\.lora_([AB])\.weight", key)
             layer = layer_path(match[1]) if match else None
@@ -85,42 +85,38 @@ def read_adapter(folder: Path, *, beside: dict[str, Tensor] | None = None) -> di
             if whole is not None and comes_with(whole, config):
                 if beside is None:
                     raise InvalidValue(
-                        f"{weights} holds {key}, a whole weight beside the factors ({' or '.join(COME_WITH)}); give a dict as "
+                        f"{path} holds {key}, a whole weight beside the factors ({' or '.join(COME_WITH)}); give a dict as "
                         "`beside` to take it too"
                     )
                 beside[whole] = file.get_tensor(key)
                 if not bool(torch.isfinite(beside[whole]).all()):
-                    raise NotFinite(f"{weights}: {whole} holds NaN or infinite values")
+                    raise NotFinite(f"{path}: {whole} holds NaN or infinite values")
                 continue
             if match is None or layer is None:
                 remedy = "; save the adapter with save_embedding_layers=False" if key.endswith(".base_layer.weight") else ""
-                raise InvalidValue(f"{weights} holds {key}, which is not a factor of a plain LoRA adapter on linear layers{remedy}")
+                raise InvalidValue(f"{path} holds {key}, which is not a factor of a plain LoRA adapter on linear layers{remedy}")
             if stored.setdefault(layer, match[1]) != match[1]:
-                raise InvalidValue(f"{weights} holds {layer} twice, as {stored[layer]} and as {match[1]}; save the adapter again")
+                raise InvalidValue(f"{path} holds {layer} twice, as {stored[layer]} and as {match[1]}; save the adapter again")
             halves.setdefault(layer, {})[match[2]] = file.get_tensor(key)
     if not halves:
-        raise InvalidValue(f"{weights} holds no LoRA factors")
+        raise InvalidValue(f"{path} holds no LoRA factors")
     out = {}
     for layer, pair in halves.items():
         if set(pair) != {"A", "B"}:
-            raise InvalidValue(f"{weights} holds only one factor of {layer}")
+            raise InvalidValue(f"{path} holds only one factor of {layer}")
         if not all(x.is_floating_point() and x.dtype.itemsize > 1 for x in pair.values()):
-            raise InvalidValue(
-                f"{weights}: the factors of {layer} are stored in {pair['A'].dtype}, not as floats of 16 bits or more"
-            )
+            raise InvalidValue(f"{path}: the factors of {layer} are stored in {pair['A'].dtype}, not as floats of 16 bits or more")
         if not all(bool(torch.isfinite(x).all()) for x in pair.values()):
-            raise NotFinite(f"{weights}: the factors of {layer} hold NaN or infinite values")
+            raise NotFinite(f"{path}: the factors of {layer} hold NaN or infinite values")
         if any(x.ndim != 2 or x.numel() == 0 for x in pair.values()):
-            raise InvalidValue(
-                f"{weights}: the factors of {layer} are not matrices: A {[*pair['A'].shape]}, B {[*pair['B'].shape]}"
-            )
+            raise InvalidValue(f"{path}: the factors of {layer} are not matrices: A {[*pair['A'].shape]}, B {[*pair['B'].shape]}")
         rank = pair["A"].shape[0]
         alpha = _alpha(config, stored[layer].removeprefix(PEFTS))
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         try:
             out[layer] = Factors(pair["A"], pair["B"], scale)
         except ValueError as error:
-            raise InvalidValue(f"{weights}: {layer}: {error}") from None
+            raise InvalidValue(f"{path}: {layer}: {error}") from None
         _refuse_too_large(out[layer], layer, folder)
     return out
 
@@ -145,8 +141,7 @@ def fitted(saved: Mapping[str, Factors], modules: Collection[str], *, where: str
     trained inside a larger one has other paths there (`model.language_model.layers` for `model.layers`).
     """
     known = set(modules)
-    strange = next((layer for layer in saved if layer not in known), None)
-    if strange is None:
+    if (strange := next((layer for layer in saved if layer not in known), None)) is None:
         return saved
     by_prefix = {}
     for old, new in _prefixes(strange, known):
@@ -193,8 +188,7 @@ def _alpha_of(factors: Factors) -> Any:
 
 def _remedy(folder: Path) -> str:
     """Remedy for weights in another format.  Pickles run code when they are read, so their owner must convert them."""
-    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-    if pickles:
+    if pickles := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)):
         command = converting(folder / pickles[0], folder / WEIGHTS_FILE)
         return f"{pickles[0]} is a pickle, which is not opened here; convert it: {command}"
     if any(folder.glob("*.safetensors.index.json")) or (folder / "model.safetensors").is_file():

@@ -238,8 +238,7 @@ def refuse_unprotectable(layer: str, module: nn.Module, adapter: str) -> None:
         raise InvalidValue(f"the adapters at {layer} are merged into its weight; call unmerge_adapter() first")
     if module.use_dora.get(adapter):
         raise InvalidType(f"{layer} uses DoRA, whose update is not a product s B A; train a plain LoRA adapter instead")
-    variant = _variant(module)
-    if variant is not None:
+    if (variant := _variant(module)) is not None:
         raise InvalidType(f"{layer} uses PEFT's {variant}, whose update is not a product s B A; train a plain LoRA adapter instead")
     A, B = module.lora_A[adapter], module.lora_B[adapter]
     if not (isinstance(A, nn.Linear) and isinstance(B, nn.Linear)):

@@ -41,7 +41,6 @@ class LayerKind(Protocol):
         Args:
             module: Any module of a model.
         """
-        ...
 
     def adapters(self, module: Any) -> Sequence[str]:
         """Return the names of the adapters at a layer.
@@ -49,7 +48,6 @@ class LayerKind(Protocol):
         Args:
             module: A layer of this kind.
         """
-        ...
 
     def active(self, module: Any) -> Sequence[str]:
         """Return the names of the adapters that the layer computes with now.
@@ -57,7 +55,6 @@ class LayerKind(Protocol):
         Args:
             module: A layer of this kind.
         """
-        ...
 
     def factors(self, module: Any, adapter_name: str) -> Factors:
         """Return the live factors of one adapter: the parameters that the optimizer changes, no copies.
@@ -66,7 +63,6 @@ class LayerKind(Protocol):
             module: A layer of this kind.
             adapter_name: One of `adapters(module)`.
         """
-        ...
 
 
 class PeftLora:
@@ -158,8 +154,8 @@ def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
     reference model. What does not train now does not train afterwards; PEFT would let all that it activates train.
     """
     others = [name for name in active_at(module) if name != adapter_name]
-    frozen = [p for name, p in module.named_parameters() if name.startswith("lora_") and _adapter(name) in (*others, adapter_name)]
-    frozen = [p for p in frozen if not p.requires_grad]
+    factors = [(name.split(".")[1], p) for name, p in module.named_parameters() if name.startswith("lora_")]  # lora_A.NAME.weight
+    frozen = [p for adapter, p in factors if adapter in (*others, adapter_name) and not p.requires_grad]
     switched_off: list[str] = []
 
     def set_adapter(self: LoraLayer, adapter_names: str | list[str], *args: Any, **kwargs: Any) -> None:
@@ -188,11 +184,6 @@ def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
     switches: dict[str, Callable[..., Any]] = {"set_adapter": set_adapter, "enable_adapters": enable_adapters}
     vars(module).update({name: MethodType(switch, module) for name, switch in switches.items()})
     return release
-
-
-def _adapter(parameter: str) -> str:
-    """The adapter that a parameter of a layer belongs to, as in lora_A.NAME.weight."""
-    return parameter.split(".")[1]
 
 
 def is_heard(module: Any) -> bool:

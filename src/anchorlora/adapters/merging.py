@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from accelerate.utils.modeling import find_tied_parameters
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.merge_utils import ties
 from torch import Tensor, nn
@@ -66,29 +67,20 @@ def merged_factors(stacked: Factors, newest: int, *, by: str, share: float, draw
 
 def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, Adaptable]:
     """Return the layers that an update can be merged into."""
-    modules, shared, out = dict(model.named_modules()), _tied_names(model), {}
+    modules, tied, out = dict(model.named_modules()), find_tied_parameters(model), {}
     for name in names:
-        module = modules.get(name)
-        if module is None:
+        if (module := modules.get(name)) is None:
             raise InvalidValue(f"the model has no layer {name}; the adapter belongs to another model")
         if not isinstance(module, Adaptable) or not module.weight.is_floating_point():
             kind = type(module).__name__
             raise InvalidType(f"{name} is a {kind}, and only linear layers with floating-point weights can be merged into")
-        if id(module.weight) in shared:
-            others = ", ".join(sorted(shared[id(module.weight)] - {f"{name}.weight"}))
+        if shared := next((names for names in tied if f"{name}.weight" in names), None):
+            others = ", ".join(sorted({*shared} - {f"{name}.weight"}))
             raise InvalidValue(
                 f"{name} shares its weight with {others}, which a merge would change too; export with --form cat or svd"
             )
         out[name] = module
     return out
-
-
-def _tied_names(model: nn.Module) -> dict[int, set[str]]:
-    """Names of every parameter that has more than one, by identity."""
-    names: dict[int, set[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), set()).add(name)
-    return {key: layers for key, layers in names.items() if len(layers) > 1}
 
 
 def realized_weights(model: nn.Module, adapter_name: str = "default") -> dict[str, Callable[[], Tensor]]:
@@ -116,15 +108,11 @@ def realized_weights(model: nn.Module, adapter_name: str = "default") -> dict[st
         for name, layer in model.named_modules()
         if isinstance(layer, BaseTunerLayer)
         and (hasattr(layer, "get_delta_weight") or hasattr(layer, WHOLE))
-        and adapter_name in _adapters(layer)
+        and any(adapter_name in getattr(layer, attribute, {}) for attribute in layer.adapter_layer_names)
     }
     if not layers:
         raise UnknownName(f"the model has no adapter {adapter_name!r} whose change is a matrix")
     return layers
-
-
-def _adapters(layer: Any) -> set[str]:
-    return {name for attribute in layer.adapter_layer_names for name in getattr(layer, attribute, {})}
 
 
 def _realize(layer: Any, adapter_name: str) -> Tensor:

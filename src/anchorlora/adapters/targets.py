@@ -109,9 +109,7 @@ def _taken_for_experts(base: nn.Module, names: Iterable[str]) -> set[str]:
 
 
 def _is_target(name: str, targets: tuple[str, ...] | str) -> bool:
-    if isinstance(targets, str):
-        return re.fullmatch(targets, name) is not None
-    return named(name, targets)
+    return re.fullmatch(targets, name) is not None if isinstance(targets, str) else named(name, targets)
 
 
 def widths_of(layer: Adaptable) -> tuple[int, int]:
@@ -133,20 +131,16 @@ def named(layer: str, names: Iterable[str]) -> bool:
 
 def refuse_misfit(base: nn.Module, saved: Mapping[str, Factors], *, where: str) -> None:
     """Raise unless saved factors fit the layers of a model."""
-    shapes = {name: _shape(module) for name, module in base.named_modules() if getattr(module, "weight", None) is not None}
-    for layer, f in saved.items():
+    weighted: dict[str, Any] = {
+        name: module for name, module in base.named_modules() if getattr(module, "weight", None) is not None
+    }
+    shapes = {name: widths_of(m)[::-1] if isinstance(m, Adaptable) else tuple(m.weight.shape) for name, m in weighted.items()}
+    for name, f in saved.items():
         shape = f.B.shape[0], f.A.shape[1]
-        if layer not in shapes:
-            raise InvalidValue(f"{where} adapts {layer}, which the model does not have; the adapter belongs to another model")
-        if shapes[layer] != shape:
-            raise InvalidValue(
-                f"{where} adapts {layer} as {shape}, but it is {shapes[layer]}; the adapter belongs to another model"
-            )
-
-
-def _shape(module: Any) -> tuple[int, ...]:
-    """(d_out, d_in) of a linear layer; the shape of the weight of any other."""
-    return widths_of(module)[::-1] if isinstance(module, nn.Linear | Conv1D) else tuple(module.weight.shape)
+        if name not in shapes:
+            raise InvalidValue(f"{where} adapts {name}, which the model does not have; the adapter belongs to another model")
+        if shapes[name] != shape:
+            raise InvalidValue(f"{where} adapts {name} as {shape}, but it is {shapes[name]}; the adapter belongs to another model")
 
 
 PACKS, PACKED = "support_avx512bf16_for_cpu", "packing_format_for_cpu"

@@ -10,6 +10,7 @@ stay bitwise what they were.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -175,8 +176,7 @@ def _trained_rows(name: str, rows: TrainableTokensLayer, kept: Any) -> nn.Parame
     """The rows of an embedding that PEFT trains: by construction, no other one moves."""
     (adapter,) = rows.active_adapters
     core = TokenRows(_tokens(kept, at=name), d=rows.base_layer.weight.shape[0])
-    both = sorted({int(token) for token in rows.token_indices[adapter]} & set(core.tokens.tolist()))
-    if both:
+    if both := sorted({int(token) for token in rows.token_indices[adapter]} & set(core.tokens.tolist())):
         raise InvalidValue(f"the row of token {both[0]} at {name} is to train and to stay; take it out of trainable_token_indices")
     trained: nn.Parameter = rows.trainable_tokens_delta[adapter]
     return trained
@@ -201,11 +201,6 @@ def _trained_weight(name: str, modules: Mapping[str, nn.Module], adapted: Mappin
 
 def _refuse_shared(model: nn.Module, layers: list[WeightLayer]) -> None:
     """Refuse a weight that another module computes with too, such as a head that is tied to the embedding."""
-    weights = {id(layer.factor("W")): layer.name for layer in layers}
-    counts = dict.fromkeys(weights, 0)
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            if id(parameter) in counts:
-                counts[id(parameter)] += 1
-    if shared := next((weights[key] for key, count in counts.items() if count > 1), None):
+    uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    if shared := next((layer.name for layer in layers if uses[id(layer.factor("W"))] > 1), None):
         raise InvalidValue(f"the weight of {shared} is shared with another layer, whose answers would move; give no core for it")

@@ -86,19 +86,14 @@ def put_whole(base: nn.Module, whole: WholeWeights, *, where: str) -> None:
         new = copy.copy(modules[path])
         frozen = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()}
         vars(new).update({"_parameters": {**new._parameters, **frozen}, STANDS_FOR: modules[path]})
-        _set(base, path, new)
+        base.set_submodule(path, new)
 
 
 def take_off(base: nn.Module) -> None:
     """Put the model's own modules back where others stand in for them."""
     for path, module in list(base.named_modules()):
         if STANDS_FOR in vars(module):
-            _set(base, path, vars(module)[STANDS_FOR])
-
-
-def _set(base: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, child = path.rpartition(".")
-    setattr(base.get_submodule(parent), child, module)
+            base.set_submodule(path, vars(module)[STANDS_FOR])
 
 
 def _tokens(given: Any, path: str) -> list[int]:

@@ -156,12 +156,10 @@ class Constraint(Protocol):
     @property
     def first_task(self) -> int:
         """The first task, counted from 1, on which it acts; 2 where it protects a past."""
-        ...
 
     @property
     def requires(self) -> tuple[str, ...]:
         """Needs of the past: "core", "wide" (the wide basis), "start" (the model at the task's start), or nothing."""
-        ...
 
     def begin_task(self, anchor: Anchor) -> ActiveConstraint:
         """Start to act on one task.
@@ -175,7 +173,6 @@ class Constraint(Protocol):
         Raises:
             AnchorloraError: The anchor lacks what the constraint needs.
         """
-        ...
 
     def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
         """Return what later tasks may know of a finished task.
@@ -186,7 +183,6 @@ class Constraint(Protocol):
         Returns:
             Name -> tensor; later tasks find them in `anchor.past`.
         """
-        ...
 
 
 @runtime_checkable
@@ -195,7 +191,6 @@ class ProvidesCores(Protocol):
 
     def cores(self, past: Mapping[str, Tensor]) -> dict[str, LayerCore]:
         """Return the core of every adapted layer, as the next task must keep it."""
-        ...
 
 
 class ProtectsPast:

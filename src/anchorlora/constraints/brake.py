@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
 from anchorlora.constraints.sensitivity import MEMORY, sensitivity
+from anchorlora.devices import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,8 +81,6 @@ class _Braking(Penalty):
         self.fresh = not any(bool(layer.start.whole().B.any()) for layer in anchor.layers)
 
     def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
-        import torch
-
         A, B, s = layer.factor("A").detach(), layer.factor("B").detach(), layer.current.scale
         L, R, r = B, A, 0
         if not self.fresh:
@@ -94,8 +93,6 @@ class _Braking(Penalty):
         return (N * M).sum() / (2 * s * s), {"B": toward_B, "A": toward_A[:r] + toward_A[r:] if r else toward_A}
 
     def stacked(self, stack) -> tuple[Tensor, dict[str, Tensor]]:
-        import torch
-
         def root(side: int) -> Tensor:
             return stack.bases(lambda layer: self.kept[layer.name][side][0])
 
@@ -112,7 +109,5 @@ class _Braking(Penalty):
         GL, RC = torch.baddbmm(g * L, Y, torch.bmm(Y.mT, L)), torch.baddbmm(c * R, torch.bmm(R, X), X.mT)
         N, M = s * s * torch.bmm(L.mT, GL), s * s * torch.bmm(RC, R.mT)
         toward_A, toward_B = torch.bmm(N, RC), torch.bmm(GL, M)[:, :, r:]
-        return torch.dot(N.flatten(), M.flatten()) / (2 * s * s), {
-            "B": toward_B,
-            "A": toward_A[:, :r] + toward_A[:, r:] if r else toward_A,
-        }
+        toward_A = toward_A[:, :r] + toward_A[:, r:] if r else toward_A
+        return torch.dot(N.flatten(), M.flatten()) / (2 * s * s), {"B": toward_B, "A": toward_A}

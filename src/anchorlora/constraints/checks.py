@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from anchorlora.devices import float64_device, in_float64, placed
+from anchorlora.devices import float64_device, in_float64, placed, torch
 from anchorlora.errors import InvalidType, InvalidValue, NotFinite
 
 if TYPE_CHECKING:
@@ -53,8 +53,6 @@ def restart(layer: AdaptedLayer, rows: Tensor) -> None:
 
 def core_of(layer: AdaptedLayer, name: str | None = None) -> Subspace:
     """Return a layer's core in float64, on the device that its factors are computed with, for a factor: the first if None."""
-    import torch
-
     if layer.core is None:
         raise InvalidValue(f"nothing is protected at {layer.name}: it has no core; pass cores=store.cores() to Anchor.of")
     name = name or layer.names[0]
@@ -66,10 +64,7 @@ def core_of(layer: AdaptedLayer, name: str | None = None) -> Subspace:
 
 def refuse_unsound(anchor: Anchor, *, when: str) -> None:
     """Refuse factors that are not finite or that layers with unlike cores share, and bases that are not orthonormal."""
-    import torch
-
-    wrong = not_finite(anchor)
-    if wrong:
+    if wrong := not_finite(anchor):
         raise NotFinite(f"{wrong} {when}; continue from finite factors")
     seen: set[int] = set()  # layers of one store share their directions
     first: dict[int, AdaptedLayer] = {}
@@ -137,8 +132,7 @@ def refuse_learned(anchor: Anchor, part: str) -> None:
 
 def refuse_replaced(anchor: Anchor) -> None:
     """Refuse an anchor whose factors are not those of the model: other parameters would train unprotected."""
-    replaced = anchor.replaced()
-    if replaced:
+    if replaced := anchor.replaced():
         raise InvalidValue(
             f"the factors of {replaced} in the model are not those of this anchor; make the Anchor after all wrapping and loading"
         )
@@ -151,23 +145,20 @@ def refuse_stuck(optimizer: Optimizer, anchor: Anchor, frozen: Collection[str]) 
         return
     for name in frozen:
         if not any(bool(getattr(layer.current.whole(), name).any()) for layer in anchor.layers):
-            remedy = 'use Retract("A") and ProjectDisplacement("A") for a new adapter' if name == "B" else "leave Freeze out"
-            raise InvalidValue(
-                f'{name} is zero at every layer and Freeze("{name}") keeps it so: no update can leave zero; {remedy}'
-            )
+            how = 'use Retract("A") and ProjectDisplacement("A") for a new adapter' if name == "B" else "leave Freeze out"
+            raise InvalidValue(f'{name} is zero at every layer and Freeze("{name}") keeps it so: no update can leave zero; {how}')
 
 
-def raise_moved(violation: str) -> NoReturn:
-    """Raise for factors that have moved since the anchor was made."""
-    raise InvalidValue(
-        f"the factors have moved since their anchor was made: {violation}; make the Anchor anew, from the model as it is"
-    )
+def refuse_moved(active: Iterable[Any]) -> None:
+    """Refuse to start from factors that violate a constraint already: no later step can mend that."""
+    if violation := next((sentence for c in active if (sentence := c.violation())), None):
+        raise InvalidValue(
+            f"the factors have moved since their anchor was made: {violation}; make the Anchor anew, from the model as it is"
+        )
 
 
 def not_finite(anchor: Anchor) -> str | None:
     """Return a sentence about the first live factor that holds NaN or infinite values, or None."""
-    import torch
-
     for layer in anchor.layers:
         for name in layer.names:
             if not bool(torch.isfinite(layer.rows(name)).all()):
@@ -216,20 +207,16 @@ def true_precision(anchor: Anchor) -> AbstractContextManager[Uninterrupted]:
 
 def processes() -> int:
     """Return how many processes train together; 1 without a process group."""
-    from torch import distributed
-
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    return torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
 
 
 def refuse_unlike_processes(anchor: Anchor) -> None:
     """Refuse cores and starts that differ between processes, which would drift apart silently. All processes must call it."""
     if processes() == 1:
         return
-    from torch import distributed
-
     digests = _digests(anchor)
     everyone: list[dict[str, str] | None] = [None] * processes()
-    distributed.all_gather_object(everyone, digests)
+    torch.distributed.all_gather_object(everyone, digests)
     for other in everyone:
         for what, digest in (other or {}).items():
             if digests.get(what, digest) != digest:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
-from anchorlora.constraints.checks import core_of, exact_factor, off_core, on_core, raise_moved
+from anchorlora.constraints.checks import core_of, exact_factor, off_core, on_core, refuse_moved
 from anchorlora.constraints.stacks import outside, stacked_cores
 from anchorlora.devices import in_float64
 
@@ -147,9 +147,7 @@ class ProjectStep(ProtectsPast):
             InvalidType: The factor is not stored in float32 or float64.
             InvalidValue: A layer has no core, or A has already moved on it since the anchor was made.
         """
-        started = _FromAnchor(anchor, self.factor).violation()  # a displacement at the start would stay for good
-        if started:
-            raise_moved(started)
+        refuse_moved([_FromAnchor(anchor, self.factor)])  # a displacement at the start would stay for good
         return _FromStep(anchor, self.factor)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
+from anchorlora.devices import torch
 from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -103,8 +104,6 @@ class _Distilling(ActiveConstraint):
 
     def teacher_logits(self, batch: Any) -> Tensor:
         """The teacher's logits: this model with the start's factors in place of its own."""
-        import torch
-
         training = self.model.training  # type: ignore[union-attr]
         self.model.eval()  # type: ignore[union-attr]
         try:

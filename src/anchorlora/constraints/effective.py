@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
+from anchorlora.devices import torch
 from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -71,8 +72,6 @@ class _Responding(Penalty):
         return share * E.square().sum(), {"B": 2 * s * share * E @ routed.T, "A": 2 * s * share * (B.T @ E) @ V.T}
 
     def stacked(self, stack) -> tuple[Tensor, dict[str, Tensor]]:
-        import torch
-
         def share() -> Tensor:
             sizes = [len(self.layers) * layer.factor("B").shape[0] * self.V[layer.name].shape[1] for layer in stack.layers]
             return V.new_tensor([2 * stack.layers[0].current.scale ** 2 / size for size in sizes])[:, None, None]

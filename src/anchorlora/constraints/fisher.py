@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
-from anchorlora.devices import float64_device, in_float64
+from anchorlora.devices import float64_device, in_float64, torch
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 
 if TYPE_CHECKING:
@@ -83,8 +83,6 @@ class FisherAnchor(ProtectsPast):
         Raises:
             InvalidValue: The anchor has no `losses`.
         """
-        import torch
-
         kept = {CONSTANT: anchor.past.get(CONSTANT, torch.zeros((), dtype=torch.float64)).clone()}
         for (key, parameter), fisher in zip(_factors(anchor), self.fisher(anchor), strict=True):
             theta = parameter.detach().cpu()
@@ -106,8 +104,6 @@ class FisherAnchor(ProtectsPast):
             InvalidValue: The anchor has no `losses`.
             InvalidType: Factors are split over processes (FSDP2).
         """
-        import torch
-
         if anchor.losses is None:
             raise InvalidValue("FisherAnchor needs losses of single examples of the finished task; pass losses= to Anchor.of")
         if any(layer.is_split(name) for layer in anchor.layers for name in ("A", "B")):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import refuse_learned, restart
 from anchorlora.constraints.recording import losses_summed, record_examples, refuse_none
-from anchorlora.devices import forked_generators, in_float64, placed
+from anchorlora.devices import forked_generators, in_float64, placed, torch
 from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -94,8 +94,6 @@ class GradientStart(ProtectsPast):
                 or a weight is unknown, or its directions and the core leave nothing to train.
             InvalidType: A factor is not stored in float32 or float64, or is split over processes (FSDP2).
         """
-        import torch
-
         refuse_learned(anchor, "GradientStart")
         toward: dict[str, Tensor] = {}
         with record_examples(anchor, "GradientStart") as seen, torch.enable_grad():
@@ -111,8 +109,6 @@ class GradientStart(ProtectsPast):
 
 def _directions_to_avoid(layer: AdaptedLayer, principal: float) -> Subspace | None:
     """Return the core joined with the right singular directions that hold that share of the weight, in float64 on the CPU."""
-    import torch
-
     from anchorlora.geometry import Subspace
 
     core = None if layer.core is None else layer.core.to(dtype=torch.float64, device="cpu")
@@ -132,8 +128,6 @@ def _directions_to_avoid(layer: AdaptedLayer, principal: float) -> Subspace | No
 
 def _start(layer: AdaptedLayer, gradient: Tensor | None, principal: float) -> None:
     """Write the leading right singular directions of the gradient into A, outside of what the start stays off."""
-    import torch
-
     A, off = layer.rows("A"), _directions_to_avoid(layer, principal)
     if gradient is not None:
         gradient = in_float64(gradient)

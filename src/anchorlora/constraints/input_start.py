@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import NEGLIGIBLE, core_of, refuse_learned, restart
 from anchorlora.constraints.recording import inputs_read
-from anchorlora.devices import float64_device, placed
+from anchorlora.devices import float64_device, placed, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,8 +93,6 @@ class InputStart(ProtectsPast):
 
 def _design(layer: AdaptedLayer, read: GrowingRows, core: Subspace | None, whole: float) -> None:
     """Write the strongest directions of the rows into A, and what its other rows have outside the core."""
-    import torch
-
     A = layer.rows("A")
     start = placed(A, torch.float64, float64_device(A.device))
     strongest = start[:0]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import NEGLIGIBLE, refuse_learned, restart
 from anchorlora.constraints.recording import inputs_read
-from anchorlora.devices import float64_device, placed
+from anchorlora.devices import float64_device, placed, torch
 from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -115,8 +115,6 @@ class NullStart(ProtectsPast):
 
 def _write_unused(layer: AdaptedLayer, inputs: Tensor | None) -> None:
     """Write rows into A that the remembered inputs use least."""
-    import torch
-
     from anchorlora.geometry import Subspace
 
     A = layer.rows("A")

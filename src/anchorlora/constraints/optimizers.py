@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import ActiveConstraint
+from anchorlora.devices import torch
 from anchorlora.errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 def innermost(optimizer: Any) -> Optimizer:
     """Return the torch optimizer that steps, below wrappers such as Accelerate's, which run no hooks of their own."""
-    import torch
-
     seen = optimizer
     while True:
         _refuse_partitions(seen)
@@ -58,11 +57,9 @@ def refuse_unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Coll
             raise InvalidValue(
                 f"{name} at {layer.name} trains beside the protected factors, and no constraint covers it; freeze it"
             )
-    changed = anchor.changed()
-    if changed:
+    if changed := anchor.changed():
         raise InvalidValue(f"{changed[0]} since its anchor was made; make the Anchor when the model is as it will be trained")
-    others = unprotected(optimizer, anchor, also_training)
-    if others:
+    if others := unprotected(optimizer, anchor, also_training):
         more = f" and {len(others) - 1} more parameters train" if len(others) > 1 else " trains"
         how = ", which takes an optimizer of pairs of names and parameters" if others[0].startswith(UNNAMED) else ""
         raise InvalidValue(
@@ -153,8 +150,7 @@ def refuse_misled_penalties(optimizer: Optimizer, active: Sequence[ActiveConstra
         return
     from anchorlora.constraints.base import Penalty
 
-    adding = [type(c).__name__.strip("_") for c in active if isinstance(c, Penalty)]
-    if adding:
+    if adding := [type(c).__name__.strip("_") for c in active if isinstance(c, Penalty)]:
         raise InvalidType(
             f"{adding[0]} adds a gradient, but a fused optimizer under a gradient scaler unscales inside its step; "
             "use fused=False, or train in bfloat16 or float32 without a scaler"

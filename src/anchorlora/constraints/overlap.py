@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
+from anchorlora.devices import torch
 from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -68,8 +69,6 @@ class _Overlapping(Penalty):
     reads = ("A",)
 
     def stacked(self, stack) -> tuple[Tensor, dict[str, Tensor]]:
-        import torch
-
         past = stack.once("past", lambda: stack.of(lambda layer: layer.history.A.detach()))
         product = torch.bmm if stack.batched else torch.mm
         overlap = product(stack.factor("A"), past.mT)

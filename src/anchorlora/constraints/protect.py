@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from anchorlora.constraints.base import ActiveConstraint, Constraint
 from anchorlora.constraints.brake import KroneckerBrake
 from anchorlora.constraints.checks import (
-    raise_moved,
     reads_core,
+    refuse_moved,
     refuse_nothing_free,
     refuse_replaced,
     refuse_stuck,
@@ -35,7 +35,7 @@ from anchorlora.constraints.optimizers import (
 from anchorlora.constraints.retract import Retract
 from anchorlora.constraints.sensitivity import INPUTS
 from anchorlora.constraints.watch import CHECK_EVERY, StepWatch
-from anchorlora.devices import Uninterrupted
+from anchorlora.devices import Uninterrupted, torch
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost
 
 if TYPE_CHECKING:
@@ -130,8 +130,6 @@ def protect(
         >>> measure(anchor).exact
         True
     """
-    import torch
-
     also_training = [also_training] if isinstance(also_training, str) else also_training
     inner = innermost(optimizer)
     flags = [(p, p.requires_grad) for layer in anchor.layers for p in map(layer.factor, layer.names)]
@@ -188,8 +186,7 @@ def constraints_for(anchor: Anchor) -> list[Constraint]:
     """Return constraints that protect an anchor: A of a new block goes off the core, B of an adapter that reads it is frozen."""
     if all(layer.names == ("W",) for layer in anchor.layers):
         return [ProjectDisplacement("W")]
-    reading = any(bool(layer.rows("B").any()) and reads_core(layer) for layer in anchor.layers)
-    if reading:
+    if any(bool(layer.rows("B").any()) and reads_core(layer) for layer in anchor.layers):
         return [Freeze("B"), ProjectGradient("A"), ProjectDisplacement("A")]
     brakes = [KroneckerBrake()] if any(name.startswith(f"{INPUTS}/") for name in anchor.past) else []
     return [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A"), *brakes]
@@ -301,24 +298,18 @@ def _release(
 
 @contextmanager
 def _annotate_exceptions(steps: _StepHooks, active: Protection) -> Iterator[None]:
-    """After an exception in the block, add to it what a last verification finds."""
+    """After an exception in the block, project what a step has moved, and add to it what a last verification finds."""
     try:
         yield
     except BaseException as error:
-        _note_what_is_left(error, steps, active)
+        active.beside = None
+        try:
+            steps.settle()
+            if not isinstance(error, ProtectionLost):
+                active.look()
+        except Exception as lost:  # the loop's own exception is what is raised
+            vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), str(lost)]  # Python 3.11 calls it error.add_note
         raise
-
-
-def _note_what_is_left(error: BaseException, steps: _StepHooks, active: Protection) -> None:
-    """Project what an interrupted step has moved, and verify a last time: the model is left as protected as it can be."""
-    active.beside = None
-    try:
-        steps.settle()
-        if not isinstance(error, ProtectionLost):
-            active.look()
-    except Exception as lost:  # the loop's own exception is what is raised
-        notes = getattr(error, "__notes__", ())
-        vars(error)["__notes__"] = [*notes, str(lost)]  # Python 3.11 calls it error.add_note
 
 
 class _StepHooks:
@@ -435,10 +426,3 @@ def _note_first_call(active: ActiveConstraint, unasked: dict[int, ActiveConstrai
         return ask(batch, outputs)
 
     active.loss = loss  # type: ignore[method-assign]
-
-
-def refuse_moved(active: Sequence[ActiveConstraint]) -> None:
-    """Refuse to start from factors that violate a constraint already: no later step can mend that."""
-    sentence = next((violation for c in active if (violation := c.violation())), None)
-    if sentence:
-        raise_moved(sentence)

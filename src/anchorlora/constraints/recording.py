@@ -7,10 +7,11 @@ expectation over the model's own answers. Which tokens are answers follows from 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from anchorlora.devices import in_float64
+from anchorlora.devices import in_float64, torch
 from anchorlora.errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ NO_LOGITS = "AnswerSensitivity draws answers from the model's logits"
 
 def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[tuple[int, Rows]]:
     """Yield every layer's input rows and the gradients of the log-probability of an answer that the model draws."""
-    import torch
-
     draw = torch.Generator().manual_seed(seed)
     with record_examples(anchor, "AnswerSensitivity") as seen, torch.enable_grad():
         for losses in losses_together(anchor, examples):
@@ -41,8 +40,6 @@ def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[tuple
 
 def inputs_read(anchor: Anchor, examples: int, who: str, read: Callable[[str, Tensor], Tensor]) -> dict[str, GrowingRows]:
     """Return what `read` makes of every layer's input rows over examples, by layer; a layer that none reaches is left out."""
-    import torch
-
     from anchorlora.geometry import GrowingRows
 
     rows: dict[str, GrowingRows] = {}
@@ -62,8 +59,7 @@ def refuse_none(who: str, examples: Any) -> None:
 
 def losses_together(anchor: Anchor, examples: int) -> Iterator[Tensor]:
     """Yield the losses of examples, (n,) of n that are run together; one by one unless `anchor.losses` has `together`."""
-    several = getattr(anchor.losses, "together", None)
-    if several is None:
+    if (several := getattr(anchor.losses, "together", None)) is None:
         return (loss.reshape(1) for loss in anchor.losses(examples))  # type: ignore[misc]  # `record_examples` refuses None
     return iter(several(examples))
 
@@ -76,8 +72,6 @@ def losses_summed(anchor: Anchor, examples: int) -> Iterator[Tensor]:
 
 def _of_drawn_answers(logits: Tensor, toward: Tensor, draw: Any) -> Tensor:
     """The gradient of sum log p(drawn answer) by the logits, at tokens whose logits the loss depends on, one draw each."""
-    import torch
-
     flat, loss_gradient = logits.reshape(-1, logits.shape[-1]), toward.reshape(-1, logits.shape[-1]).float()
     sizes = loss_gradient.abs().sum(1)
     places = sizes.nonzero().flatten()
@@ -103,8 +97,6 @@ class ExampleRecord:
 
     def inputs(self) -> dict[str, Tensor]:
         """Return x of every layer that the example reached."""
-        import torch
-
         calls, self.calls, self.logits = self.calls, [], None
         out: dict[str, list[Tensor]] = {}
         for name, x, _ in calls:
@@ -114,7 +106,6 @@ class ExampleRecord:
 
     def rows(self, toward: Tensor | None, loss: Tensor | None = None) -> Rows:
         """Return x and g of every layer, as the model computes: the gradient of the loss, or of `toward` times the logits."""
-        import torch
 
         def joined(xs: tuple[Tensor, ...], gs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
             return (xs[0], gs[0]) if len(xs) == 1 else (torch.cat(xs), torch.cat(gs))
@@ -140,15 +131,11 @@ def record_examples(anchor: Anchor, who: str) -> Iterator[ExampleRecord]:
         raise InvalidValue(f"{who} needs losses of single examples of the task; pass losses= to Anchor.of")
     seen, layers = ExampleRecord(), lora_layers(anchor.model)
 
-    def note(name: str):
-        """Return a hook that adds a call of the layer, with an output that gradients can be taken of."""
-
-        def hook(module: Any, args: tuple, output: Tensor) -> Tensor:
-            y = output if output.requires_grad else output.detach().requires_grad_()
-            seen.calls.append((name, args[0].detach(), y))
-            return y
-
-        return hook
+    def note(name: str, module: Any, args: tuple, output: Tensor) -> Tensor:
+        """Add a call of the layer, with an output that gradients can be taken of."""
+        y = output if output.requires_grad else output.detach().requires_grad_()
+        seen.calls.append((name, args[0].detach(), y))
+        return y
 
     def keep(module: Any, args: tuple, output: Any) -> None:
         """Keep the logits, which answers are drawn from."""
@@ -158,17 +145,14 @@ def record_examples(anchor: Anchor, who: str) -> Iterator[ExampleRecord]:
         """Forget the calls of the pass before."""
         seen.calls.clear()
 
-    hooks = [layers[layer.name].register_forward_hook(note(layer.name)) for layer in anchor.layers]
-    for whole in dict.fromkeys(
-        (base_model_in(anchor.model), anchor.model)
-    ):  # some versions of PEFT call the base's forward, past its hooks
-        hooks += [whole.register_forward_pre_hook(clear), whole.register_forward_hook(keep)]
-    modes = {module: module.training for module in anchor.model.modules()}
-    try:
-        with without_empty(anchor.model):
-            yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in modes.items():
-            module.training = training
+    with ExitStack() as until_the_end:
+        for layer in anchor.layers:
+            until_the_end.enter_context(layers[layer.name].register_forward_hook(partial(note, layer.name)))
+        # some versions of PEFT call the base's forward, past its hooks
+        for whole in dict.fromkeys((base_model_in(anchor.model), anchor.model)):
+            until_the_end.enter_context(whole.register_forward_pre_hook(clear))
+            until_the_end.enter_context(whole.register_forward_hook(keep))
+        for module in anchor.model.modules():
+            until_the_end.callback(setattr, module, "training", module.training)
+        until_the_end.enter_context(without_empty(anchor.model))
+        yield seen

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.recording import answers_drawn, refuse_none
-from anchorlora.devices import float64_device
+from anchorlora.devices import float64_device, torch
 from anchorlora.errors import InvalidValue, UnknownName
 
 if TYPE_CHECKING:
@@ -91,8 +91,6 @@ class AnswerSensitivity(ProtectsPast):
             InvalidValue: The anchor has no `losses`, or they give no example.
             InvalidType: The losses are no cross-entropy of the model's logits, so no answers can be drawn.
         """
-        import torch
-
         from anchorlora.geometry import SpikedCovariance, growing_rows
 
         grown = {}

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
@@ -94,10 +93,11 @@ class _OffSingular(ActiveConstraint):
             self.targets.append((layer, directions_of(layer, k)))
         for layer, off in self.targets:
             _enter(layer, off)
-        known = {name: {layer.name: off[name].basis for layer, off in self.targets} for name in ("A", "B")}
+        off_of = {layer.name: off for layer, off in self.targets}
         self.stacks: list[tuple[Stack, dict[str, Tensor]]] = []
         for stack in stacks_of(anchor.layers, "A", "B"):
-            self.stacks.append((stack, {name: stack.bases(partial(_named, of)) for name, of in known.items()}))
+            A = stack.bases(lambda layer: off_of[layer.name]["A"].basis)
+            self.stacks.append((stack, {"A": A, "B": stack.bases(lambda layer: off_of[layer.name]["B"].basis)}))
 
     def see(self, active: Sequence[ActiveConstraint]) -> None:
         for other in active:
@@ -110,8 +110,7 @@ class _OffSingular(ActiveConstraint):
     def before_optimizer_step(self) -> None:
         for layer, off in self.targets:
             for name in ("A", "B"):
-                gradient = layer.gradient_rows(name)
-                if gradient is not None:
+                if (gradient := layer.gradient_rows(name)) is not None:
                     gradient.copy_(_off(gradient, off[name], name))
 
     def project(self) -> None:
@@ -142,10 +141,6 @@ def directions_of(layer: AdaptedLayer, k: int) -> dict[str, Subspace]:
         raise InvalidValue(f"{layer.name}: {error}") from None
     home = float64_device(layer.factor("A").device)
     return {"A": right.to(device=home), "B": left.to(device=home)}
-
-
-def _named(bases: dict[str, Tensor], layer: AdaptedLayer) -> Tensor:
-    return bases[layer.name]
 
 
 def _enter(layer: AdaptedLayer, off: dict[str, Subspace]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
-from anchorlora.devices import in_float64
+from anchorlora.devices import in_float64, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,8 +58,6 @@ class EffectiveSparsity(ProtectsPast):
 
 class _Thinning(Penalty):
     def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
-        import torch
-
         A, B, s = layer.factor("A"), layer.factor("B"), layer.current.scale
         total, on_a, on_b = in_float64(A.new_zeros(())), torch.zeros_like(A), torch.empty_like(B)
         for start in range(0, len(B), ROWS):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import core_of, exact_factor, off_core, on_core, refuse_split
-from anchorlora.devices import in_float64
+from anchorlora.devices import in_float64, torch
 from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -62,8 +62,6 @@ class RankSplit(ProtectsPast):
 
 class _Splitting(ActiveConstraint):
     def __init__(self, anchor: Anchor) -> None:
-        import torch
-
         from anchorlora.geometry import Subspace
 
         self.targets = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.checks import core_of
-from anchorlora.devices import float64_device, placed
+from anchorlora.devices import float64_device, placed, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,8 +43,6 @@ class Stack:
 
     def joined(self, tensors: list[Tensor]) -> Tensor:
         """Return one tensor of each layer, or of some, as one."""
-        import torch
-
         return torch.stack(tensors) if self.batched else tensors[0]
 
     def factor(self, name: str) -> Tensor:
@@ -57,8 +55,6 @@ class Stack:
 
     def write_to(self, tensors: list[Tensor], values: Tensor) -> None:
         """Write to one tensor of each layer: `values` (n, ..)."""
-        import torch
-
         if self.batched:
             torch._foreach_copy_(tensors, list(values.to(tensors[0].dtype).unbind()))
         else:
@@ -66,8 +62,6 @@ class Stack:
 
     def bases(self, read: Callable[[AdaptedLayer], Tensor]) -> Tensor:
         """Return a basis of every layer, padded with zero columns: `read` (d, k)."""
-        import torch
-
         matrices = [read(layer) for layer in self.layers]
         if not self.batched:
             return matrices[0]
@@ -77,8 +71,6 @@ class Stack:
 
 def stacked_cores(anchor: Anchor, factor: str) -> list[tuple[Stack, Tensor]]:
     """Return the anchor's layers in stacks, each with V (n, d_in, k) in float64; layers whose core is of tokens are left out."""
-    import torch
-
     layers = [layer for layer in anchor.layers if layer.core is None or layer.core.tokens is None]
     cores = {layer.name: core_of(layer).basis for layer in layers}
     out = []
@@ -91,8 +83,6 @@ def stacked_cores(anchor: Anchor, factor: str) -> list[tuple[Stack, Tensor]]:
 
 def outside(rows: Tensor, V: Tensor) -> Tensor:
     """Project rows off their layer's core, x - x V V^T: `rows` (n, r, d_in) and `V` (n, d_in, k), or those of one layer."""
-    import torch
-
     return rows - (rows @ V) @ V.mT if rows.ndim == 2 else torch.baddbmm(rows, torch.bmm(rows, V), V.mT, alpha=-1)
 
 
@@ -110,11 +100,8 @@ def stacks_of(layers: Sequence[AdaptedLayer], *names: str) -> list[Stack]:
 
 def add_gradients(parameters: Sequence[Any], gradients: Tensor, *, weight: float) -> None:
     """Add a weighted gradient to each parameter that trains: `gradients` (n, ..)."""
-    import torch
-
     pairs = [(p, g) for p, g in zip(parameters, gradients.unbind(), strict=True) if p.requires_grad]
-    there = [(p.grad, g) for p, g in pairs if p.grad is not None]
-    if there:
+    if there := [(p.grad, g) for p, g in pairs if p.grad is not None]:
         torch._foreach_add_([grad for grad, _ in there], [g for _, g in there], alpha=weight)
     for p, g in pairs:
         if p.grad is None:

@@ -58,8 +58,7 @@ class StepWatch:
         """Verify everything now."""
         step = self.step if step is None else step
         with true_precision(self.anchor):
-            wrong = not_finite(self.anchor)
-            if wrong:
+            if wrong := not_finite(self.anchor):
                 raise NotFinite(f"{wrong} by step {step}; something other than the optimizer wrote it, or a step overflowed")
             self.refuse_detached(step)
             violation = self._first_violation()
@@ -77,34 +76,27 @@ class StepWatch:
 
     def _describe_detached(self) -> tuple[str, str | None] | None:
         """Return a sentence on the hooks that were removed, and one on the constraint that no longer holds."""
-        elsewhere = self._elsewhere()
-        if elsewhere:
+        if elsewhere := self._elsewhere():
             return elsewhere, None
         if any(hook.id not in (hook.hooks_dict_ref() or {}) for hook in self.hooks):
             return "the optimizer's step hooks were removed; leave them until the protected block ends", self._first_violation()
-        recast = self._recast()
-        if recast:
+        if recast := self._recast():
             return recast, self._first_violation()
         moved = moved_by(self.optimizer)
-        gone = next((layer for layer, parameter in self.trained if id(parameter) not in moved), None)
-        if gone:
+        if gone := next((layer for layer, parameter in self.trained if id(parameter) not in moved), None):
             cause = f"the optimizer no longer holds the factors of {gone}; protect again after the loop has replaced them"
             return cause, self._first_violation() or self._live(gone)
-        replaced = self.anchor.replaced()
-        if replaced:
+        if replaced := self.anchor.replaced():
             cause = f"the factors of {replaced} in the model are other parameters now; wrap and load the model before protecting it"
             return cause, self._first_violation() or self._live(replaced)
-        changed = self.anchor.changed()
-        if changed:
+        if changed := self.anchor.changed():
             return f"{changed[0]}; leave the layer as it was at the anchor until the protected block ends", self._first_violation()
-        beside = [name for name in self.anchor.changed_beside() if not declared(name, self.also_training)]
-        if beside:
+        if beside := [name for name in self.anchor.changed_beside() if not declared(name, self.also_training)]:
             return (
                 f"{beside[0]} has changed outside the protected layers, and nothing keeps what it was; freeze it, or name its "
                 "module in also_training"
             ), self._first_violation()
-        joined = unprotected(self.optimizer, self.anchor, self.also_training)
-        if joined:
+        if joined := unprotected(self.optimizer, self.anchor, self.also_training):
             return f"{joined[0]} trains without protection now; freeze it, or name its module in also_training", None
         return None
 

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from anchorlora.data import Encoded
 from anchorlora.features.layout import Layout, common_prefix, pack
@@ -53,11 +54,6 @@ class MicroBatch:
 
     def __len__(self) -> int:
         return self.targets.shape[0]
-
-    @property
-    def answer_tokens(self) -> int:
-        """Number of answer tokens."""
-        return int((self.targets != IGNORED).sum())
 
     @property
     def kept(self) -> int | Tensor:
@@ -97,10 +93,8 @@ class MicroBatch:
         lasts = self.keep[lengths.cumsum(0) - lengths].tolist()  # of each prompt
         starts = [start for start, chat in zip(self.layout.starts, self.chats, strict=True) for _ in range(chat)]
         beginning = torch.arange(self.layout.prefix)
-        return [
-            torch.cat([beginning, torch.arange(start, last + 1 + more)])
-            for start, last, more in zip(starts, lasts, answered, strict=True)
-        ]
+        bounds = zip(starts, lasts, answered, strict=True)
+        return [torch.cat([beginning, torch.arange(start, last + 1 + more)]) for start, last, more in bounds]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,21 +102,12 @@ class Window:
     """The micro-batches of one optimizer step: all of them, or those of one process."""
 
     micro_batches: tuple[MicroBatch, ...]  # at least one, unless other processes have all examples
-    examples: int | None = None  # examples of all processes; those of the micro-batches by default
-    answer_tokens: int | None = None  # answer tokens of all processes; those of the micro-batches by default
+    examples: int  # of all processes, as the numbers below
+    answer_tokens: int
+    learned: int  # examples that the task's loss is a mean of
     empty: int = 0  # number of micro-batches at the end that count for nothing: a split model needs equally many in every process
-    learned: int | None = None  # examples of all processes that the task's loss is a mean of; all by default
-
-    def __post_init__(self) -> None:
-        if self.examples is None:
-            object.__setattr__(self, "examples", sum(len(batch) for batch in self.micro_batches))
-        if self.answer_tokens is None:
-            object.__setattr__(self, "answer_tokens", sum(batch.answer_tokens for batch in self.micro_batches))
-        if self.learned is None:
-            object.__setattr__(self, "learned", self.examples)
 
     def __len__(self) -> int:
-        assert self.examples is not None
         return self.examples
 
     @property
@@ -133,29 +118,21 @@ class Window:
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:
     """Return model inputs with padding on the left; positions count from the first real token."""
-    length = max(len(row) for row in rows)
-    ids = torch.full((len(rows), length), pad)
-    mask = torch.zeros(len(rows), length, dtype=torch.long)
-    for i, row in enumerate(rows):
-        ids[i, length - len(row) :] = torch.tensor(row)
-        mask[i, length - len(row) :] = 1
-    return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    mask = left_padded([[1] * len(row) for row in rows], 0)
+    return {"input_ids": left_padded(rows, pad), "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+
+
+def left_padded(rows: Sequence[Sequence[int] | Tensor], filler: int) -> Tensor:
+    """Return whole numbers as (n, longest), each row at the end of its own."""
+    parts = [torch.as_tensor(row, dtype=torch.long) for row in rows]
+    return pad_sequence(parts, batch_first=True, padding_value=filler, padding_side="left")
 
 
 def micro_batch(examples: Sequence[Encoded], *, pad: int) -> MicroBatch:
     """Return examples as the tensors of one forward pass."""
-    targets = _targets(examples)
+    targets = left_padded([e.answer for e in examples], IGNORED)
     inputs = padded([e.prompt + e.answer for e in examples], pad)
     return MicroBatch(inputs, targets.shape[1] + 1, targets, places=_places(examples), **_masks(examples))
-
-
-def _targets(examples: Sequence[Encoded]) -> Tensor:
-    """Answer tokens (n, longest), at the end of their rows."""
-    longest = max(len(e.answer) for e in examples)
-    targets = torch.full((len(examples), longest), IGNORED)
-    for i, e in enumerate(examples):
-        targets[i, longest - len(e.answer) :] = torch.tensor(e.answer)
-    return targets
 
 
 def packed_row(examples: Sequence[Encoded], *, share: bool = True) -> MicroBatch:
@@ -167,8 +144,8 @@ def packed_row(examples: Sequence[Encoded], *, share: bool = True) -> MicroBatch
     for chat, start in zip(chats, layout.starts, strict=True):
         keep += [torch.arange(len(e.answer)) + start - prefix + len(e.prompt) - 1 for e in chat]
     inputs = {"input_ids": torch.tensor([ids]), "position_ids": layout.positions()[None]}
-    sizes = tuple(map(len, chats))
-    return MicroBatch(inputs, torch.cat(keep), _targets(examples), layout, _places(examples), chats=sizes, **_masks(examples))
+    targets, sizes = left_padded([e.answer for e in examples], IGNORED), tuple(map(len, chats))
+    return MicroBatch(inputs, torch.cat(keep), targets, layout, _places(examples), chats=sizes, **_masks(examples))
 
 
 def _chats(examples: Sequence[Encoded]) -> list[list[Encoded]]:
@@ -184,46 +161,40 @@ def _chats(examples: Sequence[Encoded]) -> list[list[Encoded]]:
 
 def _masks(examples: Sequence[Encoded]) -> dict[str, Any]:
     remembered, learned = [e.remembered for e in examples], [e.learned for e in examples]
-    return {
-        "remembered": torch.tensor(remembered) if any(remembered) else None,
-        "learned": None if all(learned) else torch.tensor(learned),
-    }
+    of_learned = None if all(learned) else torch.tensor(learned)
+    return {"remembered": torch.tensor(remembered) if any(remembered) else None, "learned": of_learned}
 
 
 def _places(examples: Sequence[Encoded]) -> tuple[str, ...]:
     return tuple(e.example.place or f"example {e.example.index + 1}" for e in examples)
 
 
-def group_items(items: Iterable[T], most: float, size: Callable[[T], float]) -> Iterator[list[T]]:
-    """Yield items in groups, in order, whose sizes add up to no more than `most`, or of one item."""
+def group_items(items: Iterable[T], most: float, size: Callable[[T, T | None], float]) -> Iterator[list[T]]:
+    """Yield items in groups, in order, whose sizes add up to no more than `most`, or of one item; a size is that of an item after
+    the one before it in its group, if any.
+    """
     group: list[T] = []
     total = 0.0
     for item in items:
-        if group and total + size(item) > most:
+        if group and total + size(item, group[-1]) > most:
             yield group
             group, total = [], 0.0
+        total += size(item, group[-1] if group else None)
         group.append(item)
-        total += size(item)
     if group:
         yield group
 
 
 def rows_of(examples: Sequence[Encoded], most_tokens: int, *, share: bool = True) -> Iterator[Sequence[Encoded]]:
-    """Yield examples in groups for packed rows, in order; with `share`, what a chat's turns have in common counts once."""
-    group: list[Encoded] = []
-    tokens = 0
-    for example in examples:
-        length = len(example.prompt) + len(example.answer)
-        more = length
-        if share and group and example.goes_on_from(group[-1]):
-            more -= len(group[-1].prompt) + len(group[-1].answer)
-        if group and tokens + more > most_tokens:
-            yield group
-            group, tokens, more = [], 0, length
-        group.append(example)
-        tokens += more
-    if group:
-        yield group
+    """Return examples in groups for packed rows, in order; with `share`, what a chat's turns have in common counts once."""
+
+    def tokens(example: Encoded, before: Encoded | None) -> int:
+        own = len(example.prompt) + len(example.answer)
+        if share and before is not None and example.goes_on_from(before):
+            return own - len(before.prompt) - len(before.answer)
+        return own
+
+    return group_items(examples, most_tokens, tokens)
 
 
 def nobody(start: int, end: int) -> Sequence[Encoded]:
@@ -263,7 +234,7 @@ def windows(
         made = [packed_row(group) if row_tokens is not None else micro_batch(group, pad=pad) for group in own_groups]
         made += [micro_batch(chosen[:1], pad=pad)] * empty
         learned = [len(example.answer) for example in chosen if example.learned]
-        yield Window(tuple(made), len(chosen), sum(learned), empty, len(learned))
+        yield Window(tuple(made), len(chosen), sum(learned), len(learned), empty)
 
 
 Loss = Callable[[Tensor, MicroBatch, Window], Tensor]
@@ -283,7 +254,6 @@ def entropy_weight(logits: Tensor, losses: Tensor) -> Tensor:
 
 def example_mean(logits: Tensor, batch: MicroBatch, window: Window, weight: TokenWeight | None = None) -> Tensor:
     """Return a micro-batch's share of the mean over examples of the mean over their answer tokens."""
-    assert window.learned is not None
     return example_losses(logits, batch, weight).sum() / window.learned
 
 
@@ -294,7 +264,6 @@ def example_losses(logits: Tensor, batch: MicroBatch, weight: TokenWeight | None
 
 def token_mean(logits: Tensor, batch: MicroBatch, window: Window, weight: TokenWeight | None = None) -> Tensor:
     """Return a micro-batch's share of the mean over all answer tokens of the window."""
-    assert window.answer_tokens is not None
     return _token_losses(logits, batch, weight).sum() / window.answer_tokens
 
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 
 from anchorlora.config import TaskSettings
+from anchorlora.continual.batches import nobody
 from anchorlora.continual.callback import Tell
 from anchorlora.continual.seeds import draws, stream
 from anchorlora.data import (
@@ -61,8 +62,7 @@ class TaskData:
         tell: Tell | None = None,
     ) -> TaskData:
         """Read and tokenize all tasks; `tell` learns how far files of text are, whose examples are counted first."""
-        repeated = [name for name in order if list(order).count(name) > 1]
-        if repeated:
+        if repeated := [name for name in order if list(order).count(name) > 1]:
             raise InvalidValue(f"the order names {repeated[0]} twice; a task is trained once")
         old = None
         if old_text is not None:
@@ -107,7 +107,7 @@ class TaskData:
         """Return what rehearsal may draw on while a task is trained."""
         before = {} if self.old is None else {OLD_TEXT: self.old}
         finished = before | {name: self.train[name] for name in self.order[: number - 1]}
-        return remember(rehearsal, finished, self.seed) if rehearsal and finished else []
+        return remember(rehearsal, finished, self.seed)
 
 
 def longest_first(examples: EncodedExamples) -> list[tuple[int, ...]]:
@@ -116,20 +116,26 @@ def longest_first(examples: EncodedExamples) -> list[tuple[int, ...]]:
     return [e.prompt + e.answer for e in (examples[longest], *examples[:2])]
 
 
-def remember(rehearsal: Rehearsal, finished: Mapping[str, EncodedExamples], seed: int) -> list[Encoded]:
-    """Return the memory after the finished tasks, each part stratified by class."""
-    kept = []
+def remember(rehearsal: Rehearsal | None, finished: Mapping[str, EncodedExamples], seed: int) -> list[Encoded]:
+    """Return the memory after the finished tasks, each part stratified by class; none without rehearsal."""
+    kept: list[Encoded] = []
+    if rehearsal is None:
+        return kept
     for quota, (name, examples) in zip(rehearsal.quotas(len(finished)), finished.items(), strict=True):
         order = stratify(examples.labels, draws(seed, f"memory/{name}"))
         kept += [replace(examples[i], remembered=True, learned=rehearsal.learned) for i in order[:quota]]
     return kept
 
 
-def joining(rehearsal: Rehearsal, memory: Sequence[Encoded], seed: int, task: str) -> Callable[[int, int], list[Encoded]]:
+def joining(
+    rehearsal: Rehearsal | None, memory: Sequence[Encoded], seed: int, task: str
+) -> Callable[[int, int], Sequence[Encoded]]:
     """Return the `rehearsed` of `windows`: it cycles through the memory in a random order of the task's own.
 
     Within a cycle no example comes twice.
     """
+    if rehearsal is None:
+        return nobody
     order = list(memory)
     draws(seed, f"rehearsal/{task}").shuffle(order)
     endless = cycle(order)

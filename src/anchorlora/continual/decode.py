@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anchorlora.continual.batches import group_items
+from anchorlora.continual.batches import group_items, left_padded
 from anchorlora.features.layout import common_prefix, pack
 from anchorlora.models.load import cache_in, whole_cache
 from anchorlora.models.packing import packed, window_of
@@ -68,17 +68,12 @@ class Begun:
 def decode(model: nn.Module, prompts: Sequence[Sequence[int]], how: Answering, *, row_tokens: int | None = None) -> list[list[int]]:
     """Return the tokens that greedy decoding generates after each prompt; by default all are read in one row."""
     device, rows = next(model.parameters()).device, list[Begun]()
-    for some in group_items(prompts, math.inf if row_tokens is None else row_tokens, len):
+    for some in group_items(prompts, math.inf if row_tokens is None else row_tokens, lambda prompt, before: len(prompt)):
         layout, ids = pack(some)
         ends = layout.ends().to(device)
+        row, positions = torch.tensor([ids], device=device), layout.positions()[None].to(device)
         with packed(model, layout, layout.ends()):
-            outputs = model(
-                input_ids=torch.tensor([ids], device=device),
-                position_ids=layout.positions()[None].to(device),
-                logits_to_keep=ends,
-                use_cache=True,
-                **whole_cache(model),
-            )
+            outputs = model(input_ids=row, position_ids=positions, logits_to_keep=ends, use_cache=True, **whole_cache(model))
         logits = outputs.logits[0] if outputs.logits.shape[1] == len(some) else outputs.logits[0, ends]
         rows.append(Begun(cache_in(outputs), layout.places(), [[token] for token in logits.argmax(-1).tolist()]))
     return finish(model, rows, how)
@@ -140,12 +135,9 @@ class _Rows:
     def of(cls, model: nn.Module, parts: Sequence[tuple[Any, Sequence[Tensor]]]) -> _Rows:
         """Give each prompt a row of its own, padded on the left, with what attention keeps of its places in its packed row."""
         prompts = [places for _, part in parts for places in part]
-        device, longest = next(model.parameters()).device, max(map(len, prompts))
-        index, mask = torch.zeros(len(prompts), longest, dtype=torch.long), torch.zeros(len(prompts), longest, dtype=torch.long)
-        for i, places in enumerate(prompts):
-            index[i, longest - len(places) :], mask[i, longest - len(places) :] = places, 1
+        device, mask = next(model.parameters()).device, left_padded([torch.ones(len(places)) for places in prompts], 0)
         ((argument, cache),) = whole_cache(model).items()
-        indices = index.to(device).split([len(part) for _, part in parts])
+        indices = left_padded(prompts, 0).to(device).split([len(part) for _, part in parts])
 
         def own_rows(kept: Tensor, index: Tensor) -> Tensor:
             return kept[0].index_select(1, index.flatten()).unflatten(1, index.shape).transpose(0, 1)

@@ -116,9 +116,9 @@ class Scorer:
             return dict(zip(batch, self._decoded(how, rows), strict=True))
 
         texts = {i: known[i] for i in order if i in known}
-        batches = group_items(order, self.batch, lambda _: 1)
+        batches = group_items(order, self.batch, lambda i, before: 1)
         if self.packed:
-            packed_rows = group_items(order, TOKENS * self.batch, lambda i: len(prompts[i]))
+            packed_rows = group_items(order, TOKENS * self.batch, lambda i, before: len(prompts[i]))
             batches = ([i for row in rows for i in row] for rows in _together(packed_rows, self.batch))
         for new in self._shared(read, [batch for batch in batches if not all(i in known for i in batch)]):
             texts.update(new)
@@ -161,10 +161,8 @@ class Scorer:
         self.model.eval()
         order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt) + len(examples[i].answer))
         numbered = iter(order)
-        rows = [
-            [(next(numbered), e) for e in group]
-            for group in rows_of([examples[i] for i in order], TOKENS * self.batch, share=self.packed)
-        ]
+        groups = rows_of([examples[i] for i in order], TOKENS * self.batch, share=self.packed)
+        rows = [[(next(numbered), e) for e in group] for group in groups]
 
         def read(batch: Sequence[Sequence[tuple[int, Encoded]]]) -> dict[int, tuple[dict[str, float], str]]:
             numbers = [i for row in batch for i, _ in row]

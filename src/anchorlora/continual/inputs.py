@@ -82,13 +82,8 @@ class RunInputs:
 
     def past(self, method: Method) -> Past:
         """Return the past before the first task."""
-        return Past.empty(
-            self.recipe.features,
-            device=self.base_model.device,
-            given=self.old_cores,
-            remembered=self.old_memory,
-            provided=method.provided_cores,
-        )
+        given, memory, provided = self.old_cores, self.old_memory, method.provided_cores
+        return Past.empty(self.recipe.features, device=self.base_model.device, given=given, remembered=memory, provided=provided)
 
     @classmethod
     def of(
@@ -134,22 +129,8 @@ class RunInputs:
             enable({"use_reentrant": False})
         unpacked = unpackable(adapters.model, data.sample(), longest=data.longest(recipe.evaluation.max_new_tokens))
         kept = {layer: old_cores[layer] for layer in adapters.stacked()} if old_cores else {}
-        return cls(
-            base_model=base_model,
-            source=source,
-            recipe=recipe,
-            order=tuple(order),
-            seed=seed,
-            data=data,
-            adapters=adapters,
-            accelerator=accelerator,
-            unpacked=unpacked,
-            processes=processes,
-            served=served,
-            old_factors=old_factors,
-            old_cores=kept,
-            old_memory=old_memory,
-        )
+        named = base_model, source, recipe, tuple(order), seed
+        return cls(*named, data, adapters, accelerator, unpacked, processes, served, old_factors, kept, old_memory)
 
 
 def _old(

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from anchorlora.adapters import Anchor
 from anchorlora.constraints import ActiveConstraint, Constraint, protect
+from anchorlora.constraints.base import ProtectsPast
 from anchorlora.constraints.protect import Protection
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import Loss, MicroBatch, Window, example_mean
@@ -90,10 +91,8 @@ class Training:
 
     def step(self, window: Window) -> dict[str, Any]:
         """Make the next optimizer step.  Returns what callbacks are told of it."""
-        (model, optimizer, processes), began = (
-            (self.learner.model, self.learner.optimizer, self.learner.processes),
-            time.perf_counter(),
-        )
+        began = time.perf_counter()
+        model, optimizer, processes = self.learner.model, self.learner.optimizer, self.learner.processes
         self.number += 1
         for group, peak in self.peaks:
             group["lr"] = peak * self.rules.rate(self.number)
@@ -150,7 +149,6 @@ class Training:
             outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
             share = self.rules.loss(outputs.logits, batch, window)
             extra = sum(c.loss(batch, outputs) for c in self.protection) if counts else 0.0
-            assert window.learned is not None
             objective = share + extra * len(batch) / window.learned
             # inside, since activation checkpointing repeats forward passes in it
             self.learner.accelerator.backward(objective if counts else 0.0 * objective)
@@ -220,7 +218,7 @@ def naming_the_step(step: int, where: Callable[[], str]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class FiniteGradients:
+class FiniteGradients(ProtectsPast):
     """Constrain nothing; listed last, stop a step whose gradients other constraints have made NaN or infinite."""
 
     first_task = 1
@@ -230,14 +228,10 @@ class FiniteGradients:
         """Return the check of a task's gradients."""
         return _Looking(anchor)
 
-    def end_task(self, anchor: Anchor) -> dict[str, Tensor]:
-        """Return nothing: later tasks need none of it."""
-        return {}
-
 
 class _Looking(ActiveConstraint):
     def __init__(self, anchor: Anchor) -> None:
-        self.gradients = {(layer.name, name): layer.factor(name) for layer in anchor.layers for name in ("A", "B")}
+        self.gradients = {f"{name} at {layer.name}": layer.factor(name) for layer in anchor.layers for name in ("A", "B")}
         self.step = 0
 
     def begin(self, step: int) -> None:
@@ -250,7 +244,5 @@ class _Looking(ActiveConstraint):
         gradients = {factor: p.grad for factor, p in self.gradients.items() if p.grad is not None}
         if gradients and not math.isfinite(float(norm_of(list(gradients.values())))):
             wrong = (factor for factor, g in gradients.items() if not bool(torch.isfinite(g).all()))
-            layer, name = next(wrong, next(iter(gradients)))
-            raise NotFinite(
-                f"the gradient of {name} at {layer}, as constraints have made it, is NaN or infinite at step {self.step}"
-            )
+            first = next(wrong, next(iter(gradients)))
+            raise NotFinite(f"the gradient of {first}, as constraints have made it, is NaN or infinite at step {self.step}")

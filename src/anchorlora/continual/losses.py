@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.constraints import AnswerSensitivity
-from anchorlora.continual.batches import MicroBatch, example_losses, micro_batch, packed_row, rows_of
+from anchorlora.continual.batches import example_losses, micro_batch, packed_row, rows_of
 from anchorlora.continual.data import longest_first
 from anchorlora.data import Encoded, Encoder, Sample, TextTask, examples_of
 from anchorlora.data.text import answer_fits
@@ -40,37 +40,26 @@ class ExampleLosses:
     watch: Callable[[int], None] = lambda done: None  # is told how many losses were taken
 
     def __call__(self, count: int) -> Iterator[Tensor]:
-        """Yield the loss of one example after the other."""
-        self.model.eval()
-        for done, example in enumerate(self.chosen(count), 1):
-            yield _losses_of(self.model, micro_batch([example], pad=self.pad), self.device)[0]
-            self.watch(done)
+        """Return the loss of one example after the other."""
+        return (losses[0] for losses in self._losses(count, alone=True))
 
     def together(self, count: int) -> Iterator[Tensor]:
-        """Yield the losses of several examples at a time, whose tokens are all in one row, none shared and none padding."""
-        return self._together(count, share=False)
+        """Return the losses of several examples at a time, whose tokens are all in one row, none shared and none padding."""
+        return self._losses(count)
 
     def summed(self, count: int) -> Iterator[Tensor]:
-        """Yield the sum of the losses of several examples at a time, in one row that reads a common beginning once."""
-        return (losses.sum() for losses in self._together(count, share=True))
+        """Return the sum of the losses of several examples at a time, in one row that reads a common beginning once."""
+        return (losses.sum() for losses in self._losses(count, share=True))
 
-    def _together(self, count: int, *, share: bool) -> Iterator[Tensor]:
-        if not self.packed:
-            yield from (loss[None] for loss in self(count))
-            return
-        model, done = self.model.eval(), 0
-        for group in rows_of(self.chosen(count), TOGETHER, share=share):
-            batch = packed_row(group, share=share)
-            assert batch.layout is not None
+    def _losses(self, count: int, *, alone: bool = False, share: bool = False) -> Iterator[Tensor]:
+        model, examples, done = self.model.eval(), self.chosen(count), 0
+        in_rows = self.packed and not alone
+        for group in rows_of(examples, TOGETHER, share=share) if in_rows else ([example] for example in examples):
+            batch = (packed_row(group, share=share) if in_rows else micro_batch(group, pad=self.pad)).to(self.device)
             with packed(model, batch.layout):
-                yield _losses_of(model, batch, self.device)
+                yield example_losses(model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False).logits, batch)
             done += len(group)
             self.watch(done)
-
-
-def _losses_of(model: nn.Module, batch: MicroBatch, device: torch.device) -> Tensor:
-    batch = batch.to(device)
-    return example_losses(model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False).logits, batch)
 
 
 def memory_of_text(
@@ -86,8 +75,7 @@ def memory_of_text(
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Tensor]:
     """Return what a method remembers of text, beside what it remembers already."""
-    reader = next((c for c in method.constraints if isinstance(c, AnswerSensitivity)), None)
-    if reader is None:
+    if (reader := next((c for c in method.constraints if isinstance(c, AnswerSensitivity)), None)) is None:
         raise InvalidValue(f"{method.name} remembers nothing that could be read from text: it has no AnswerSensitivity()")
     encoder = Encoder(tokenizer, max_tokens=max_tokens, ends=ends_of(adapted))
     answered = list(examples_of(samples))

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,8 +80,7 @@ class StepAgain:
             name = wrong()
             return name and f"every layer and the loss are finite, and the gradient of {name} is not{self._at(batch)}"
 
-        name = self.processes.agreed(wrong())
-        if name is None:
+        if (name := self.processes.agreed(wrong())) is None:
             return None
         sentence = self.processes.agreed(self._first(look_at_gradients))
         return sentence or f"every layer and the loss are finite, and the gradient of {name} is not{self._how()}"
@@ -179,27 +179,20 @@ class _NotFiniteTensor:
 def _listening(model: nn.Module, batch: MicroBatch, seen: list[_NotFiniteTensor]) -> Iterator[None]:
     """Look at what every layer reads and gives; an adapted layer is one, whatever it consists of."""
     adapted = tuple(f"{name}." for name in lora_layers(model))
-    hooks: list[Any] = []
 
-    def hooks_of(name: str, layer: nn.Module) -> Iterator[Any]:
-        def reads(_: nn.Module, args: tuple, kwargs: dict) -> None:
-            _look(seen, batch, f"{name} is the first layer that reads what is not finite", (*args[:1], kwargs.get("hidden_states")))
+    def reads(name: str, _: nn.Module, args: tuple, kwargs: dict) -> None:
+        _look(seen, batch, f"{name} is the first layer that reads what is not finite", (*args[:1], kwargs.get("hidden_states")))
 
-        def gives(_: nn.Module, args: tuple, output: Any) -> None:
-            _look(seen, batch, f"{name} is the first layer whose output is not finite", output)
+    def gives(name: str, _: nn.Module, args: tuple, output: Any) -> None:
+        _look(seen, batch, f"{name} is the first layer whose output is not finite", output)
 
-        yield layer.register_forward_pre_hook(reads, with_kwargs=True)
-        yield layer.register_forward_hook(gives)
-
-    try:
+    with ExitStack() as hooks:
         for path, layer in base_model_in(model).named_modules():
             name = path.replace(COMPILED, "")
             if name and not name.startswith(adapted):
-                hooks += hooks_of(name, layer)
+                hooks.enter_context(layer.register_forward_pre_hook(partial(reads, name), with_kwargs=True))
+                hooks.enter_context(layer.register_forward_hook(partial(gives, name)))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _look(seen: list[_NotFiniteTensor], batch: MicroBatch, what: str, values: Any) -> None:

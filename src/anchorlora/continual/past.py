@@ -46,10 +46,8 @@ class Past:
         provided: Provided = None,
     ) -> Past:
         """Return the past before the first task."""
-        keep = max(KEPT, settings.wide)
-        rows = FeatureStore(
-            settings.rows, settings.held_out_rows, spread=False, device=device, keep=keep, passed_over=provided is not None
-        )
+        keep, counted = max(KEPT, settings.wide), provided is not None
+        rows = FeatureStore(settings.rows, settings.held_out_rows, spread=False, device=device, keep=keep, passed_over=counted)
         past = cls(settings, rows, given=dict(given), remembered=dict(remembered))
         if remembered and provided is not None:
             cores = provided(remembered)

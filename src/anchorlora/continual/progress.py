@@ -36,30 +36,6 @@ class Progress:
     tensors: dict[str, Tensor]  # everything that further steps depend on, by the names above
     stores: dict[str, str]  # layer path -> store of its feature rows
 
-    @classmethod
-    def of(
-        cls,
-        optimizer: Optimizer,
-        rows: FeatureStore,
-        *,
-        number: int,
-        step: int,
-        steps: int,
-        seconds: float,
-        processes: Processes = ALONE,
-    ) -> Progress:
-        """Return a copy of the state of a task while its rows are collected."""
-        tensors = {f"rows/{name}": t for name, t in rows.begun().items()}
-        for i, parameter in _training_parameters(optimizer).items():
-            tensors[f"parameters/{i}"] = parameter.detach()
-            state = optimizer.state.get(parameter, {}) if step < steps else {}
-            tensors |= {f"optimizer/{i}/{name}": value for name, value in state.items() if isinstance(value, Tensor)}
-        if step < steps:
-            states = processes.gathered(generator_states(_device(_training_parameters(optimizer))))
-            for rank, of_rank in enumerate(states):
-                tensors |= {_place_of(rank) + kind: state for kind, state in of_rank.items()}
-        return cls(number, step, seconds, {name: t.cpu().clone() for name, t in tensors.items()}, dict(rows.stores))
-
     def restore(self, optimizer: Optimizer, *, steps: int, rank: int = 0) -> None:
         """Load parameters, optimizer state and generators, while the constraints hold; rows go to `FeatureStore.collect` before."""
         parameters = _training_parameters(optimizer)
@@ -71,10 +47,8 @@ class Progress:
             state = {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
             if state:  # a count of steps stays where torch keeps it, on the CPU
                 optimizer.state[parameter] = {k: t.clone().to(parameter.device if t.ndim else "cpu") for k, t in state.items()}
-        if self.step < steps:
-            states = self._generators(rank)
-            if states:
-                set_generator_states(_device(parameters), states)
+        if self.step < steps and (states := self._generators(rank)):
+            set_generator_states(_device(parameters), states)
 
     def _refuse_misfit(self, parameters: dict[int, torch.nn.Parameter], steps: int) -> None:
         wanted: dict[str, Tensor] = {f"parameters/{i}": p for i, p in parameters.items()}
@@ -107,6 +81,18 @@ class Progress:
     def rows(self) -> dict[str, Tensor]:
         """Feature rows so far, by kind/store."""
         return {name.removeprefix("rows/"): t for name, t in self.tensors.items() if name.startswith("rows/")}
+
+
+def tensors_of(optimizer: Optimizer, rows: FeatureStore, processes: Processes = ALONE, *, goes_on: bool) -> dict[str, Tensor]:
+    """Return a copy of the state of a task while its rows are collected: what steps that are left, if any, depend on, too."""
+    tensors, parameters = {f"rows/{name}": t for name, t in rows.begun().items()}, _training_parameters(optimizer)
+    for i, parameter in parameters.items():
+        tensors[f"parameters/{i}"] = parameter.detach()
+        state = optimizer.state.get(parameter, {}) if goes_on else {}
+        tensors |= {f"optimizer/{i}/{name}": value for name, value in state.items() if isinstance(value, Tensor)}
+    for rank, states in enumerate(processes.gathered(generator_states(_device(parameters))) if goes_on else ()):
+        tensors |= {_place_of(rank) + kind: state for kind, state in states.items()}
+    return {name: t.cpu().clone() for name, t in tensors.items()}
 
 
 def _place_of(rank: int) -> str:

@@ -22,13 +22,13 @@ from anchorlora.adapters import Anchor
 from anchorlora.constraints.checks import refuse_full
 from anchorlora.constraints.sensitivity import MEMORY, AnswerSensitivity, memory_in
 from anchorlora.constraints.watch import CHECK_EVERY
-from anchorlora.continual.batches import Window, loss_named, nobody, windows
+from anchorlora.continual.batches import Window, loss_named, windows
 from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState
 from anchorlora.continual.data import joining, size_of
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.learn import Learner, Rules, learning, rate_at
-from anchorlora.continual.progress import Progress
+from anchorlora.continual.progress import Progress, tensors_of
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.continual.served import SAMPLE, compare
 from anchorlora.data import Answer, Encoded, invalid_share, percents
@@ -84,29 +84,28 @@ class TaskSequence:
         begun = progress if progress is not None and progress.number == number else None
         first = number == 1 and not self.inputs.old_factors
         self.method.plan.begin_task(self.blocks, stream(self.seed, f"start/{number}"), first=first)
-        anchor = self.blocks.anchor(
-            cores=self.past.cores, wides=self.past.wides, past=self.past.remembered, losses=self.inputs.losses(name)
-        )
+        past, losses = self.past, self.inputs.losses(name)
+        anchor = self.blocks.anchor(cores=past.cores, wides=past.wides, past=past.remembered, losses=losses)
         if self.method.preserves.response:
             refuse_full(anchor)
         if begun is not None:
-            self.past.rows.stores = dict(begun.stores)
+            past.rows.stores = dict(begun.stores)
         began = time.perf_counter() - (begun.seconds if begun else 0.0)
-        with self.past.rows.collect(self.blocks.model, begun.rows if begun else None, processes=self.processes):
+        with past.rows.collect(self.blocks.model, begun.rows if begun else None, processes=self.processes):
             trained = self._learn(number, name, anchor, begun, began)
         self._tell(RunCallback.on_steps_end, number, anchor)
         kept = self._remembered(anchor, left=self.leave_last and number == len(self.order))
         train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
         kept |= self.forecast.end_task(anchor) if self.forecast is not None else {}
-        past = number + self.inputs.before > 1
-        history = self._history_bytes(number, anchor) if past else 0
-        drift = self._drift(anchor) if past and self.past.cores else None
-        cores, kept = self.past.made(kept, self.processes, provided=self.method.provided_cores)
+        later = number + self.inputs.before > 1
+        history = self._history_bytes(number, anchor) if later else 0
+        drift = self._drift(anchor) if later and past.cores else None
+        cores, kept = past.made(kept, self.processes, provided=self.method.provided_cores)
         draw = stream(self.seed, f"end/{number}")
-        self.method.plan.end_task(self.blocks, TaskEnd(self.past.cores, self.past.protecting(cores), kept, draw))
+        self.method.plan.end_task(self.blocks, TaskEnd(past.cores, past.protecting(cores), kept, draw))
         if drift is not None and getattr(self.method.plan, "rewrites", False):
             drift = self._drift(anchor.ending_at(self.blocks.factors()))  # with what the end of the task has changed
-        self.past.append(cores, kept)
+        past.append(cores, kept)
         return TaskResult(
             number=number,
             task=name,
@@ -115,7 +114,7 @@ class TaskSequence:
             drift=drift,
             layers=[
                 {"module": layer, "k": c.core.k, "k_star": c.k_star, "retained_energy": c.retained_energy, "rows": c.rows}
-                for layer, c in self.past.last.items()
+                for layer, c in past.last.items()
             ],
             train_seconds=train_seconds,
             evaluate_seconds=0.0,
@@ -179,15 +178,10 @@ class TaskSequence:
         steps, done = self.recipe.steps(len(self.data.train[name])), begun.step if begun else 0
         self._tell(RunCallback.on_task_begin, number, name, steps, done)
         observers = [observer for callback in self.callbacks for observer in callback.observers(number, steps)]
-        learner = Learner(
-            # several processes add up their gradients: a wrapper would wait where one has fewer micro-batches
-            accelerator.prepare_model(self.blocks.model) if processes.count == 1 else self.blocks.model,
-            accelerator.prepare_optimizer(optimizer),
-            anchor,
-            [*self.method.at(number + self.inputs.before), *observers],
-            accelerator,
-            processes,
-        )
+        constraints = [*self.method.at(number + self.inputs.before), *observers]
+        # several processes add up their gradients: a wrapper would wait where one has fewer micro-batches
+        model = accelerator.prepare_model(self.blocks.model) if processes.count == 1 else self.blocks.model
+        learner = Learner(model, accelerator.prepare_optimizer(optimizer), anchor, constraints, accelerator, processes)
         rate = partial(rate_at, schedule=t.schedule, warmup=t.warmup, steps=steps)
         rules = Rules(loss_named(t.loss, t.token_weights), t.clip_norm, rate, self.check_every)
         dropout = f"dropout/{name}/{processes.rank}" if processes.rank else f"dropout/{name}"
@@ -198,15 +192,8 @@ class TaskSequence:
             def snapshot() -> Progress:
                 training.look()  # what is saved is what keeps its promises
                 self.blocks.check_history()
-                return Progress.of(
-                    optimizer,
-                    self.past.rows,
-                    number=number,
-                    step=training.number,
-                    steps=steps,
-                    seconds=time.perf_counter() - began,
-                    processes=processes,
-                )
+                tensors = tensors_of(optimizer, self.past.rows, processes, goes_on=training.number < steps)
+                return Progress(number, training.number, time.perf_counter() - began, tensors, dict(self.past.rows.stores))
 
             for window in islice(self._windows(number, name), done, None):
                 event = training.step(window)
@@ -217,20 +204,13 @@ class TaskSequence:
 
     def _windows(self, number: int, name: str) -> Iterator[Window]:
         """The examples of every optimizer step of a task, with those of its memory."""
-        t, examples = self.recipe.training, self.data.train[name]
-        rehearsal, memory = self.method.rehearsal, self.data.memory(self.method.rehearsal, number)
+        t, examples, pad = self.recipe.training, self.data.train[name], self.base_model.model.generation_config.pad_token_id
+        rehearsed = joining(self.method.rehearsal, self.data.memory(self.method.rehearsal, number), self.seed, name)
         row_tokens = t.row_tokens if t.batching == "packed" and self.inputs.unpacked is None else None
-        how: dict[str, Any] = {
-            "size": t.window,
-            "micro": t.micro_batch,
-            "pad": self.base_model.model.generation_config.pad_token_id,
-            "rehearsed": joining(rehearsal, memory, self.seed, name) if rehearsal and memory else nobody,
-            "row_tokens": row_tokens,
-            "processes": self.processes,
-        }
+        how: dict[str, Any] = {"size": t.window, "micro": t.micro_batch, "row_tokens": row_tokens, "processes": self.processes}
         for epoch in range(1, t.epochs + 1):
             order = (self.data.shuffled if row_tokens is None else self.data.chats_shuffled)(name, epoch)
-            yield from windows(examples, order, **how)
+            yield from windows(examples, order, pad=pad, rehearsed=rehearsed, **how)
 
     def _evaluate(self, number: int, texts: Texts, began: float) -> dict[str, list[tuple[Encoded, Answer]]]:
         seen = self.order[:number]
@@ -245,16 +225,10 @@ class TaskSequence:
         return out
 
     def _scorer(self) -> Scorer:
-        e = self.recipe.evaluation
-        return Scorer.of(
-            self.blocks.model,
-            self.base_model.tokenizer,
-            e,
-            device=self.base_model.device,
-            share_prefix=e.share_prefix,
-            packed=e.share_prefix and self.inputs.unpacked is None,
-            processes=self.processes,
-        )
+        settings, share = self.recipe.evaluation, self.recipe.evaluation.share_prefix
+        where: dict[str, Any] = {"device": self.base_model.device, "processes": self.processes}
+        packed = share and self.inputs.unpacked is None
+        return Scorer.of(self.blocks.model, self.base_model.tokenizer, settings, share_prefix=share, packed=packed, **where)
 
     def _served(self, name: str, known: Mapping[int, str], watch: Callable[[dict[int, str]], None]) -> Mapping[int, str]:
         """Texts of all of a task's examples by vLLM, of which a sample is compared."""

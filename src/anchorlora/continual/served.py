@@ -55,9 +55,8 @@ class Served:
             write_adapter(Path(folder) / "adapter", same, base=self.base_model.name)
             self._adapters += 1  # a number of its own, or vLLM would take the adapter that it has by that number
             request = LoRARequest(f"task-{self._adapters}", self._adapters, str(Path(folder) / "adapter"))
-            outputs = llm.generate(
-                [{"prompt_token_ids": list(prompt)} for prompt in prompts], greedy, lora_request=request, use_tqdm=False
-            )
+            asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+            outputs = llm.generate(asked, greedy, lora_request=request, use_tqdm=False)
         llm.sleep(level=1)
         return [decode_answer(tokenizer, output.outputs[0].token_ids) for output in outputs]
 

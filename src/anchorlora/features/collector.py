@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -87,16 +88,14 @@ class Collector:
         for name, layer in self.layers.items():
             refuse_not_linear(name, layer)
         uncompiled = torch.compiler.disable  # a compiled model takes rows without compiling how
-        self.hooks = [
-            model.register_forward_pre_hook(uncompiled(self._enter), with_kwargs=True),
-            model.register_forward_hook(uncompiled(self._leave), always_call=True),
-        ]
+        self.hooks = [model.register_forward_pre_hook(uncompiled(self._enter), with_kwargs=True)]
+        self.hooks.append(model.register_forward_hook(uncompiled(self._leave), always_call=True))
         for whole in whole_models_in(model):  # a wrapper may have arguments of its own
             names = list(inspect.signature(whole.forward).parameters)
-            self.hooks.append(whole.register_forward_pre_hook(uncompiled(self._reader(names)), with_kwargs=True))
+            self.hooks.append(whole.register_forward_pre_hook(uncompiled(partial(self._read, names)), with_kwargs=True))
         for name, layer in self.layers.items():
             if stores.get(name, name) == name:  # the others read what this one reads
-                self.hooks.append(layer.register_forward_pre_hook(uncompiled(self._keep(name))))
+                self.hooks.append(layer.register_forward_pre_hook(uncompiled(partial(self._keep, name))))
 
     @property
     def closed(self) -> bool:
@@ -126,7 +125,7 @@ class Collector:
         self.inside, self.heard = model.training == self.training and not _RESTING.get(), False
         self.mask, self.shape = self.chosen, None
 
-    def _read(self, names: list[str], given: tuple, kwargs: dict) -> None:
+    def _read(self, names: list[str], model: nn.Module, given: tuple, kwargs: dict) -> None:
         """Take mask and shape from the arguments of the model, or of what wraps it: the outermost that gives them."""
         by_name = {**dict(zip(names, given, strict=False)), **kwargs}
         mask = by_name.get("attention_mask")
@@ -137,9 +136,6 @@ class Collector:
         read = next((x for x in (by_name.get("input_ids"), by_name.get("inputs_embeds"), *given[:1]) if x is not None), None)
         if self.shape is None and isinstance(read, Tensor) and read.ndim == 2 + read.is_floating_point():
             self.shape = read.shape[0], read.shape[1]
-
-    def _reader(self, names: list[str]):
-        return lambda _, args, kwargs: self._read(names, args, kwargs)
 
     def _leave(self, model: nn.Module, args: tuple, output: object) -> None:
         if not self.inside:
@@ -190,22 +186,19 @@ class Collector:
         elif wanted > 0 and offer.spread:
             held.append(offer.spread[min(wanted, len(offer.spread)) - 1])
 
-    def _keep(self, layer: str):
-        def hook(module: nn.Module, args: tuple) -> None:
-            if not self.inside:
-                return
-            self.heard = True
-            inputs: Tensor = args[0]
-            if layer not in self.stores:
-                written = float(inputs.sum()) if inputs.is_inference() else inputs._version  # a model may add to it in place
-                read = (id(inputs), written)
-                known = self.readers.get(read)
-                self.stores[layer] = known[1] if known else layer
-                self.readers[read] = (inputs, self.stores[layer])  # a reference keeps the id unique
-            if self.stores[layer] == layer:
-                (self._sample if self.spread else self._take)(layer, inputs.detach())
-
-        return hook
+    def _keep(self, layer: str, module: nn.Module, args: tuple) -> None:
+        if not self.inside:
+            return
+        self.heard = True
+        inputs: Tensor = args[0]
+        if layer not in self.stores:
+            written = float(inputs.sum()) if inputs.is_inference() else inputs._version  # a model may add to it in place
+            read = (id(inputs), written)
+            known = self.readers.get(read)
+            self.stores[layer] = known[1] if known else layer
+            self.readers[read] = (inputs, self.stores[layer])  # a reference keeps the id unique
+        if self.stores[layer] == layer:
+            (self._sample if self.spread else self._take)(layer, inputs.detach())
 
     def _sample(self, store: str, inputs: Tensor) -> None:
         core, held = self.samples.setdefault(store, (Sample(self.limit), Sample(self.held_out)))
@@ -333,9 +326,8 @@ class Sample:
 def refuse_encoder(model: nn.Module) -> None:
     """Raise if a model has an encoder of its own: its layers read two texts, and one mask does not tell which rows are padding."""
     configs = (getattr(module, "config", None) for module in model.modules())
-    whole = next(
-        (config for config in configs if hasattr(config, "is_encoder_decoder")), None
-    )  # not that of a part, as of a vision tower
+    # the first one is not that of a part, as of a vision tower
+    whole = next((config for config in configs if hasattr(config, "is_encoder_decoder")), None)
     if whole is not None and whole.is_encoder_decoder:
         raise InvalidValue(
             "encoder-decoder models are not supported: their layers read two texts, and feature rows are those of one; give a "

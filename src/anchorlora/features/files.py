@@ -51,8 +51,7 @@ def write_cores(
     if wrong is not None or not bases:
         problem = f"{wrong} has a {type(bases[wrong]).__name__}" if wrong is not None else "there is none"
         raise InvalidType(f"a file of cores holds a Subspace for each adapted layer, but {problem}; make one with Subspace(basis)")
-    numbers = next((layer for layer, core in bases.items() if core.tokens is not None), None)
-    if numbers is not None:
+    if (numbers := next((layer for layer, core in bases.items() if core.tokens is not None), None)) is not None:
         raise InvalidType(f"{numbers} has numbers of tokens, and a file of cores holds directions; leave it out")
     tensors = {store: bases[store].basis.detach().float().cpu().contiguous() for store in dict.fromkeys(stores.values())}
     refuse_not_finite(tensors, where=path)
@@ -105,8 +104,7 @@ def read_cores(path: Path | str) -> dict[str, Subspace]:
         stores = checked(loads(layers or ""), dict[str, str], where=str(path), remedy="make it again")
     except ValueError:
         raise InvalidValue(f"{path} is not a file of cores: its header names no layers") from None
-    lost = sorted(set(stores.values()) - set(tensors))
-    if lost:
+    if lost := sorted(set(stores.values()) - set(tensors)):
         raise InvalidValue(f"{path} is not a file of cores: its header names {lost[0]!r:.80}, which the file does not contain")
     bases = {store: basis_in(tensor, f"{path}: the core of {store!r:.80}") for store, tensor in tensors.items()}
     return {layer: bases[store] for layer, store in stores.items()}

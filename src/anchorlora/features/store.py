@@ -324,8 +324,7 @@ class FeatureStore:
     def _refuse_few(self, at_least: int) -> None:
         """Name all stores with fewer rows than a core needs, such as experts that the model has hardly chosen."""
         rows = {store: self.grown[store].rows if store in self.grown else 0 for store in dict.fromkeys(self.stores.values())}
-        few = [f"{n} at {store}" for store, n in rows.items() if n < at_least]
-        if few:
+        if few := [f"{n} at {store}" for store, n in rows.items() if n < at_least]:
             more = f", and {len(few) - NAMED} others" if len(few) > NAMED else ""
             raise InvalidValue(
                 f"too few feature rows: {', '.join(few[:NAMED])}{more}, but a core needs at least {at_least}; "

@@ -26,7 +26,7 @@ from anchorlora.features.files import read_cores, read_origin
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.measurement.directions import Protected, WeightDirections, row_space
 from anchorlora.measurement.drift import Drift, measure
-from anchorlora.measurement.layers import Audited, Block, LayerChange, block_layer, coarser, weight_layer
+from anchorlora.measurement.layers import Audited, Block, LayerChange, block_layer, coarsest, weight_layer
 from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer
 from anchorlora.paths import expanded
 from anchorlora.store.adapter_config import WEIGHTS_FILE, read_config, refuse_replicated
@@ -45,8 +45,7 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
     then, now = start.adapters, end.adapters
     if len(then) == len(now) == 1:  # one adapter is one, whatever its name
         now = {next(iter(then)): next(iter(now.values()))}
-    lost = sorted(set(then) - set(now))
-    if lost:
+    if lost := sorted(set(then) - set(now)):
         raise InvalidValue(f"{after} lacks the adapter {lost[0]!r} that {before} has; give two folders of the same adapters")
     _one_base([*then.values(), *now.values()])
     blocks: dict[str, list[Block]] = {}
@@ -69,9 +68,7 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
     if len(now) > 1:
         more = f", and {len(now) - NAMED} others" if len(now) > NAMED else ""
         notes.append(f"{len(now)} adapters are summed, as when all are active: {', '.join(sorted(now)[:NAMED])}{more}")
-    stored = max(
-        (coarser(b.now) for layer_blocks in blocks.values() for b in layer_blocks), key=lambda dtype: torch.finfo(dtype).eps
-    )
+    stored = coarsest(x.dtype for layer_blocks in blocks.values() for b in layer_blocks for x in (b.now.A, b.now.B))
     if stored in (torch.bfloat16, torch.float16):
         notes.append(
             f"factors are stored in {type_name(stored)}: rounding alone explains ratios below the numerical tolerance; training "
@@ -85,9 +82,8 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
             "adapter's task"
         )
     layers = {layer: _block_layer(layer, layer_blocks, find) for layer, layer_blocks in blocks.items()} | layers
-    return AuditResult(
-        str(before), str(after), "adapters", protected, type_name(stored), Audited.of(layers), tuple(dict.fromkeys(notes))
-    )
+    unique = tuple(dict.fromkeys(notes))
+    return AuditResult(str(before), str(after), "adapters", protected, type_name(stored), Audited.of(layers), unique)
 
 
 def _blocks(
@@ -111,8 +107,7 @@ def _blocks(
         start = old[layer]
         if (factors.A.shape[1], factors.B.shape[0]) != (start.A.shape[1], start.B.shape[0]):
             raise InvalidValue(f"{layer} has another width than before in {folder}; the adapters belong to different models")
-        newer = factors.grown_from(start)
-        if newer:
+        if newer := factors.grown_from(start):
             notes.append("new rows are stacked behind the unchanged earlier ones: the new rows are a block that started with B = 0")
         elif factors.rank != start.rank or factors.scale != start.scale:
             notes.append("rank or scale changed, so the products are compared: the factors have no common anchor")
@@ -140,11 +135,7 @@ def _block_layer(layer: str, blocks: list[Block], find: Find) -> LayerChange:
 
 
 def _directions(
-    ask: AuditRequest,
-    layers: set[str],
-    earlier: Mapping[str, list[Factors]],
-    folder: Path,
-    cores: Mapping[str, Subspace] | None,
+    ask: AuditRequest, layers: set[str], earlier: Mapping[str, list[Factors]], folder: Path, cores: Mapping[str, Subspace] | None
 ) -> tuple[Find, str]:
     if ask.data is not None:
         made = cores_of_data(ask.data, before=folder, model=ask.model)
@@ -218,9 +209,8 @@ def compare(before: Path, after: Path, *, cores: Path) -> Drift:
 def linear_pairs(old: WholeWeights, new: WholeWeights, cores: Collection[str]) -> list[tuple[str, Tensor, Tensor]]:
     """Return the modules with a core whose whole weight both adapters hold, with that weight before and after."""
     names = [f"{module}.weight" for module in sorted(cores)]
-    return [
-        (module_of(name), old.tensors[name], new.tensors[name]) for name in names if name in old.tensors.keys() & new.tensors.keys()
-    ]
+    both = old.tensors.keys() & new.tensors.keys()
+    return [(module_of(name), old.tensors[name], new.tensors[name]) for name in names if name in both]
 
 
 def other_weights(old: WholeWeights, new: WholeWeights, known: Collection[str]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from anchorlora.adapters import AdapterStack, Anchor
 from anchorlora.config import Features
 from anchorlora.constraints import ProjectSingular
 from anchorlora.constraints.singular import directions_of
-from anchorlora.continual.batches import Window, nobody, windows
+from anchorlora.continual.batches import Window, windows
 from anchorlora.continual.data import joining, remember
 from anchorlora.continual.learn import Learner, Rules, learning
 from anchorlora.continual.losses import ExampleLosses
@@ -134,17 +134,8 @@ def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimi
 
 def tiny_backbone() -> nn.Module:
     """Two Qwen3 layers of width 64 with random weights; draws from the global generator."""
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=64,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-        )
-    )
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    return Qwen3ForCausalLM(Qwen3Config(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, **heads))
 
 
 def _learn(blocks: AdapterStack, anchor: Anchor, method: Method, task: int, optimizer: Callable, seed: int) -> None:
@@ -156,10 +147,8 @@ def _learn(blocks: AdapterStack, anchor: Anchor, method: Method, task: int, opti
 
 
 def _windows(method: Method, task: int, seed: int) -> Iterator[Window]:
-    examples, memory = _examples(task, seed), []
-    if method.rehearsal and task > 1:
-        memory = remember(method.rehearsal, {"first": EncodedExamples(_examples(1, seed))}, seed)
-    join = joining(method.rehearsal, memory, seed, "second") if method.rehearsal and memory else nobody
+    examples, finished = _examples(task, seed), {"first": EncodedExamples(_examples(1, seed))} if task > 1 else {}
+    join = joining(method.rehearsal, remember(method.rehearsal, finished, seed), seed, "second")
     return windows(examples, range(len(examples)), size=8, micro=8, pad=1, rehearsed=join)
 
 

@@ -16,8 +16,8 @@ from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_cores
 from anchorlora.measurement.adapters import audit_adapters
 from anchorlora.measurement.directions import WeightDirections
-from anchorlora.measurement.layers import Audited, LayerChange, weight_layer
-from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer
+from anchorlora.measurement.layers import Audited, LayerChange, coarsest, weight_layer
+from anchorlora.measurement.result import AuditRequest, AuditResult, by_layer
 from anchorlora.store.artifact import Artifact, artifact_in
 from anchorlora.store.run_folder import refuse_altered
 from anchorlora.store.tensors import Weights, open_weights
@@ -38,10 +38,8 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
         find, protected = by_layer(cores, set(cores) & set(layers), str(ask.cores)), f"the cores of {ask.cores}"
         layers = [layer for layer in layers if layer in cores]
     else:
-        find, protected = (
-            _singular(then, ask.weights),
-            f"the {_many(ask.weights)} singular directions of each weight in BEFORE, as in OSF",
-        )
+        count = "leading half of the" if ask.weights is None else f"{ask.weights} leading"
+        find, protected = None, f"the {count} singular directions of each weight in BEFORE, as in OSF"
     changes: dict[str, LayerChange] = {}
     stored, others = torch.float64, []
     for name in now.files:
@@ -49,10 +47,11 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
         _check(name, W0, W, now)
         same = W0.dtype == W.dtype and torch.equal(W0, W)
         if name.endswith(".weight") and layer in layers:
-            stored = max((stored, W0.dtype, W.dtype), key=lambda dtype: torch.finfo(dtype).eps)
-            changes[layer] = (
-                LayerChange() if same else weight_layer(W0, W, find(layer).fits(layer, d_in=W.shape[1], d_out=W.shape[0]))
-            )
+            stored = coarsest((stored, W0.dtype, W.dtype))
+            changes[layer] = LayerChange()
+            if not same:
+                directions = find(layer) if find else WeightDirections(ask.weights).of(layer, W0)
+                changes[layer] = weight_layer(W0, W, directions.fits(layer, d_in=W.shape[1], d_out=W.shape[0]))
         elif not same and not _same_values(W0, W):
             others.append(name)
     notes = ["weights are read as (d_out, d_in), as torch.nn.Linear stores them"]
@@ -67,16 +66,6 @@ def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     kind = torch.promote_types(one.dtype, other.dtype)
     return torch.equal(one.to(kind), other.to(kind))
-
-
-def _singular(weights: Weights, k: int | None) -> Find:
-    """Singular directions of a checkpoint's own weights, made when a layer is asked for."""
-    wanted = WeightDirections(k)
-    return lambda layer: wanted.of(layer, weights.read(f"{layer}.weight"))
-
-
-def _many(k: int | None) -> str:
-    return "leading half of the" if k is None else f"{k} leading"
 
 
 def _check(name: str, W0: torch.Tensor, W: torch.Tensor, now: Weights) -> None:
@@ -98,8 +87,7 @@ def _with_head(weights: Weights, other: Weights) -> Weights:
 
 
 def _same_tensors(then: Weights, now: Weights) -> None:
-    odd = sorted(set(then.files) ^ set(now.files))
-    if odd:
+    if odd := sorted(set(then.files) ^ set(now.files)):
         raise InvalidValue(f"{then.place} and {now.place} are different models: {odd[0]} and {len(odd) - 1} others are in one only")
     for name in now.files:
         if then.shape(name) != now.shape(name):
@@ -155,9 +143,8 @@ def audit(
         >>> found.audited.overall.conditions["displacement"].preserved      # A did not move, but B did
         True
     """
-    request = AuditRequest(
-        cores=None if cores is None else Path(cores), data=None if data is None else Path(data), weights=weights, model=model
-    )
+    of_cores, of_data = (None if path is None else Path(path) for path in (cores, data))
+    request = AuditRequest(cores=of_cores, data=of_data, weights=weights, model=model)
     if request.cores is not None:
         refuse_altered(request.cores)
     then, now = artifact_in(embedded(str(before), "base_model") or Path(before)), artifact_in(Path(after))

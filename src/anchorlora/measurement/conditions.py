@@ -9,7 +9,7 @@ is its rms relative error; the tolerance is three times that, and 2 eps |A| for 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -51,20 +51,13 @@ class FactorSquares(Sums):
         A, B = in_float64(now.A.detach()), in_float64(now.B.detach())
         state, state_on = square_of(A), square_of(core.coordinates(A))
         noise = rounding(now.A.dtype) ** 2 * core.k / core.d * state
+        held = cls(state_on=state_on, state=state, noise=noise)
         if start is None:
-            return cls(state_on=state_on, state=state, output=square_of(B), noise=noise, unknown=1)
+            return replace(held, output=square_of(B), unknown=1)
         A0, B0 = in_float64(start.A.detach()), in_float64(start.B.detach())
-        moved = square_of(A - A0)
-        return cls(
-            moved_on=square_of(core.coordinates(A - A0)),
-            moved=moved,
-            state_on=state_on,
-            state=state,
-            delta_b=square_of(B - B0),
-            output=max(square_of(B), square_of(B0)),
-            noise=noise,
-            chance=core.k / core.d * moved,
-        )
+        moved_on, moved = square_of(core.coordinates(A - A0)), square_of(A - A0)
+        delta_b, output = square_of(B - B0), max(square_of(B), square_of(B0))
+        return replace(held, moved_on=moved_on, moved=moved, delta_b=delta_b, output=output, chance=core.k / core.d * moved)
 
     def conditions(self) -> dict[str, Condition]:
         """Return displacement, state and delta_b. The verdict is None for a displacement too small to tell from rounding."""

@@ -49,7 +49,6 @@ class DirectionSource(Protocol):
         Args:
             anchor: The adapted layers.
         """
-        ...
 
     def on_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Protected]:
         """Return the protected directions of plain weights, by their names.
@@ -57,7 +56,6 @@ class DirectionSource(Protocol):
         Args:
             weights: Name -> weight (d_out, d_in).
         """
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +85,7 @@ class FeatureCores:
             InvalidValue: A layer has no core, neither here nor in the anchor.
         """
         cores = {layer.name: self.cores.get(layer.name, layer.core) for layer in anchor.layers}
-        missing = [path for path, core in cores.items() if core is None]
-        if missing:
+        if missing := [path for path, core in cores.items() if core is None]:
             raise InvalidValue(f"no core to audit at {missing[0]}; pass cores=rows.cores() to Anchor.of, or name other directions")
         return {path: Protected(core) for path, core in cores.items() if core is not None}
 
@@ -101,8 +98,7 @@ class FeatureCores:
         Raises:
             InvalidValue: A weight has no core here.
         """
-        missing = sorted(set(weights) - set(self.cores))
-        if missing:
+        if missing := sorted(set(weights) - set(self.cores)):
             raise InvalidValue(f"no core to audit at {missing[0]}; give FeatureCores one for every layer that is watched")
         return {layer: Protected(self.cores[layer]) for layer in weights}
 

@@ -247,25 +247,15 @@ def _squares(layer: AdaptedLayer, given: Subspace | LayerCore | Tensor | None, l
 
 
 def _drift(squares: Squares, layers: Mapping[str, Drift]) -> Drift:
-    eff = math.sqrt(squares.eff)
-    moved = eff > 0
-    return Drift(
-        d_eff=eff,
-        d_old=math.sqrt(squares.old),
-        d_new=math.sqrt(squares.new),
-        d_block=math.sqrt(squares.block),
-        rho=math.sqrt(squares.old) / (eff + EPSILON) if moved else None,
-        rho_floor=math.sqrt(squares.floor) / eff if moved else None,
-        chance=math.sqrt(squares.chance) / eff if moved else None,
-        layers=layers,
-    )
+    eff, old, new, block, floor, chance = map(math.sqrt, vars(squares).values())
+    rho, rho_floor, of_random = (old / (eff + EPSILON), floor / eff, chance / eff) if eff > 0 else (None, None, None)
+    return Drift(eff, old, new, block, rho, rho_floor, of_random, layers)
 
 
 def _core(layer: AdaptedLayer, given: Subspace | LayerCore | Tensor | None) -> Subspace:
     if isinstance(given, Tensor) and layer.core is not None and layer.core.tokens is not None:
         return TokenRows(given, d=layer.core.d)
-    core = as_subspace(given, at=layer.name)
-    if core is None:
+    if (core := as_subspace(given, at=layer.name)) is None:
         raise InvalidValue(f"no core to measure on at {layer.name}; pass cores=store.cores() to Anchor.of or to measure")
     return core
 

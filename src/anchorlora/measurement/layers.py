@@ -12,7 +12,7 @@ ratio of a random change, the files do not show the answer, and the audit says s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -102,15 +102,10 @@ def block_layer(blocks: Sequence[Block], protected: Protected) -> LayerChange:
         anchored = block.kind != "other rank"
         factors += FactorSquares.of(block.now, block.start if anchored else None, core)
         paths += _paths(block, core) if anchored else Paths()
-    return LayerChange(
-        kinds=frozenset(block.kind for block in moved),
-        right=Squares.of(change, core, floor=_floor(moved, k=core.k, d=core.d)),
-        left=Squares.of(change.transposed(), left, floor=_floor(moved, k=left.k, d=left.d)) if left else None,
-        factors=factors,
-        paths=paths if all(block.kind == "learned anchor" for block in moved) else None,
-        k=core.k,
-        d=core.d,
-    )
+    right = Squares.of(change, core, floor=_floor(moved, k=core.k, d=core.d))
+    writes = Squares.of(change.transposed(), left, floor=_floor(moved, k=left.k, d=left.d)) if left else None
+    kinds = frozenset(block.kind for block in moved)
+    return LayerChange(kinds, right, writes, factors, paths if kinds == {"learned anchor"} else None, core.k, core.d)
 
 
 def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> LayerChange:
@@ -211,9 +206,8 @@ class Audited:
     @classmethod
     def of(cls, layers: Mapping[str, LayerChange]) -> Audited:
         """Return the readings of layers; over all layers, norms add up in squares."""
-        return cls(
-            DriftReading.of(sum(layers.values(), LayerChange())), {name: DriftReading.of(layer) for name, layer in layers.items()}
-        )
+        overall = DriftReading.of(sum(layers.values(), LayerChange()))
+        return cls(overall, {name: DriftReading.of(layer) for name, layer in layers.items()})
 
 
 def _paths(block: Block, core: Subspace) -> Paths:
@@ -225,13 +219,13 @@ def _paths(block: Block, core: Subspace) -> Paths:
 
 def _floor(blocks: Sequence[Block], *, k: int, d: int) -> float:
     """Rounding of several blocks' factors adds up in squares."""
-    parts = [block.now.storage_floor(k=k, d=d, unit=rounding(coarser(block.now))) for block in blocks]
+    parts = [block.now.storage_floor(k=k, d=d, unit=rounding(coarsest((block.now.A.dtype, block.now.B.dtype)))) for block in blocks]
     return math.sqrt(sum(part**2 for part in parts))
 
 
-def coarser(factors: Factors) -> torch.dtype:
-    """Return the storage type of the factor that was rounded more."""
-    return max((factors.A.dtype, factors.B.dtype), key=lambda dtype: torch.finfo(dtype).eps)
+def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """Return the storage type that rounds most."""
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _is_drowned(drift: Drift) -> bool:

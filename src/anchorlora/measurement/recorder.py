@@ -40,7 +40,9 @@ from anchorlora.measurement.drift import measure
 from anchorlora.measurement.layers import Audited, Block, DriftReading, LayerChange, block_layer, weight_layer
 
 Read = Callable[[], Tensor]
+Reads = Mapping[str, Read]
 Watched = Mapping[str, nn.Module | Tensor | Read]
+Changes = Callable[[], Mapping[str, LayerChange]]  # of the layers since the task's start
 
 
 class StepMoves:
@@ -170,13 +172,12 @@ class StepRecorder(ProtectsPast):
         if any(layer.gated for layer in anchor.layers):
             raise InvalidValue("an audit of steps cannot follow gates; record a gated method with Trace")
         protected = self.belief.on_layers(anchor)
-        routing = {s.name: (partial(s.factor, "A"), protected[s.name].right) for s in anchor.layers}
-        outputs = {s.name: (partial(_transpose, partial(s.factor, "B")), protected[s.name].left) for s in anchor.layers}
+        routing, outputs = ({s.name: partial(s.factor, name) for s in anchor.layers} for name in ("A", "B"))
 
         def layers() -> dict[str, LayerChange]:
             return {s.name: block_layer([Block(s.current, s.placed_start())], protected[s.name]) for s in anchor.layers}
 
-        return _Auditing(self.path, self.every, StepMoves(routing), _left_moves(outputs), layers)
+        return _Auditing(self.path, self.every, protected, routing, outputs, layers)
 
 
 @contextmanager
@@ -217,13 +218,11 @@ def record_steps(
         protected = dict(belief) if isinstance(belief, Mapping) else belief.on_weights(start)
         for name, weight in start.items():
             protected[name].fits(name, d_in=weight.shape[1], d_out=weight.shape[0])
-    rights = {name: (read, protected[name].right) for name, read in reads.items()}
-    lefts = {name: (partial(_transpose, read), protected[name].left) for name, read in reads.items()}
 
     def now() -> dict[str, LayerChange]:
         return {name: weight_layer(start[name], read().detach(), protected[name]) for name, read in reads.items()}
 
-    recorder = _Auditing(path, every, StepMoves(rights), _left_moves(lefts), now)
+    recorder = _Auditing(path, every, protected, reads, reads, now)
 
     @torch.no_grad()
     def before(*_: Any) -> None:
@@ -234,15 +233,10 @@ def record_steps(
     def after(*_: Any) -> None:
         recorder.after_raw_update()
 
-    hooks: list[Any] = []
-    try:
-        hooks = [inner.register_step_pre_hook(before), inner.register_step_post_hook(after)]
+    with inner.register_step_pre_hook(before), inner.register_step_post_hook(after):
         yield
         with torch.no_grad():
             recorder.after_optimizer_step()
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 class _Recording(ActiveConstraint):
@@ -290,9 +284,13 @@ class _Auditing(_Recording):
     """Steps with the reading of an audit at each."""
 
     def __init__(
-        self, path: Path, every: int, right: StepMoves, left: StepMoves | None, layers: Callable[[], Mapping[str, LayerChange]]
+        self, path: Path, every: int, protected: Mapping[str, Protected], right: Reads, left: Reads, layers: Changes
     ) -> None:
-        super().__init__(path, lambda step: step % every == 0, {"": right} | ({"left_": left} if left else {}))
+        sides = {"": StepMoves({name: (read, protected[name].right) for name, read in right.items()})}
+        two_sided = {name: (read, U) for name, read in left.items() if (U := protected[name].left) is not None}
+        if two_sided and len(two_sided) == len(left):
+            sides["left_"] = StepMoves({name: (partial(_transpose, read), U) for name, (read, U) in two_sided.items()})
+        super().__init__(path, lambda step: step % every == 0, sides)
         self.layers = layers
 
     def line(self, before: Mapping[str, dict[str, float]], after: Mapping[str, dict[str, float]]) -> dict[str, Any]:
@@ -369,12 +367,6 @@ def _numbers(reading: DriftReading) -> dict[str, float | None]:
     right = {name: getattr(reading.right, name) for name in ("d_eff", "d_old", "rho", "rho_floor", "chance")}
     left = {f"left_{name}": getattr(reading.left, name) for name in ("rho", "rho_floor", "chance")} if reading.left else {}
     return right | left
-
-
-def _left_moves(watched: Mapping[str, tuple[Read, Subspace | None]]) -> StepMoves | None:
-    """Moves on the left side, if every layer has one."""
-    two_sided = {name: (read, left) for name, (read, left) in watched.items() if left is not None}
-    return StepMoves(two_sided) if two_sided and len(two_sided) == len(watched) else None
 
 
 def _transpose(read: Read) -> Tensor:

@@ -172,15 +172,8 @@ class AuditResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the audit as the JSON object of schema 2, which docs/reference.md describes."""
-        return {
-            "schema": 2,
-            "before": self.before,
-            "after": self.after,
-            "compared": self.compared,
-            "protected": self.protected,
-            "storage": self.storage,
-            "verdict": self.verdict,
-            "advice": self.advice,
+        named = ("before", "after", "compared", "protected", "storage", "verdict", "advice")
+        return {"schema": 2, **{name: getattr(self, name) for name in named}} | {
             "notes": list(self.notes),
             "overall": self.audited.overall.as_dict(),
             "layers": {name: reading.as_dict() for name, reading in self.audited.layers.items()},

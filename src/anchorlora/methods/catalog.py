@@ -6,6 +6,7 @@ A fresh block per task: its start can be retracted while B = 0, at no cost, and 
 
 from anchorlora.constraints import (
     AnswerSensitivity,
+    Constraint,
     Distillation,
     EffectiveResponse,
     EffectiveSparsity,
@@ -49,14 +50,7 @@ replay_kl = CatalogEntry(
     "the earlier model. Their answers are not learned again.",
     when="Use it with text that the model wrote itself: `anchorlora train --keep self --method replay-kl`.",
     group=REPLAY,
-).of(
-    Method(
-        "replay-kl",
-        seq_lora.plan,
-        (Distillation(strength=1.0, temperature=1.0, on="remembered"),),
-        rehearsal=Rehearsal(learned=False),
-    )
-)
+).of(Method("replay-kl", Shared(), (Distillation(temperature=1.0, on="remembered"),), rehearsal=Rehearsal(learned=False)))
 ewc = CatalogEntry(
     about="Elastic weight consolidation: a penalty pulls every entry of the factors back to its earlier value, "
     "harder if old answers depend on it more.",
@@ -333,18 +327,20 @@ rank_split = CatalogEntry(
         AnswerSensitivity(), SensitiveCore(1.0, 4, 4), ProjectDisplacement("A"), RankSplit(), KroneckerBrake(), name="rank-split"
     )
 )
+
+
+def folding(k: int) -> tuple[Constraint, ...]:
+    """Return the constraints of a block that is folded, with cores of k directions."""
+    core = (AnswerSensitivity(), SensitiveCore(1.0, k, k))
+    return (*core, GradientStart(), Retract("A"), ProjectDisplacement("A"), KroneckerBrake())
+
+
 fold_8 = CatalogEntry(
     about="[`fold-16`](fold-16.md) with a history of half the rank.",
     place=10,
     compared_with=("fold-16",),
     choice=Choice(EXAMPLES, "the same at rank 8", 3),
-).of(
-    Method(
-        "fold-8",
-        FoldedPerTask(8),
-        (AnswerSensitivity(), SensitiveCore(1.0, 2, 2), GradientStart(), Retract("A"), ProjectDisplacement("A"), KroneckerBrake()),
-    )
-)
+).of(Method("fold-8", FoldedPerTask(8), folding(2)))
 fold_16 = CatalogEntry(
     about="A new block for each task: exact on the directions that answers depend on, and slowed elsewhere by a "
     "penalty. At the end of the task, it is folded into one adapter of constant rank.",
@@ -352,13 +348,7 @@ fold_16 = CatalogEntry(
     place=3,
     compared_with=("seq-lora", "o-lora-hard", "sensitive-core"),
     choice=Choice(EXAMPLES, "the same at rank 16", 2),
-).of(
-    Method(
-        "fold-16",
-        FoldedPerTask(16),
-        (AnswerSensitivity(), SensitiveCore(1.0, 8, 8), GradientStart(), Retract("A"), ProjectDisplacement("A"), KroneckerBrake()),
-    )
-)
+).of(Method("fold-16", FoldedPerTask(16), folding(8)))
 fold_64 = CatalogEntry(
     about="[`fold-16`](fold-16.md) with a history of four times the rank: several blocks have room before anything is cut.",
     when="The default of `anchorlora train`. A first skill is the same as with `fold-16`; later skills have more room.",
@@ -366,7 +356,7 @@ fold_64 = CatalogEntry(
     place=25,
     compared_with=("fold-16", "sensitive-core"),
     choice=Choice(EXAMPLES, "best scores; one adapter that grows up to a limit"),
-).of(Method("fold-64", FoldedPerTask(64), fold_16.constraints))
+).of(Method("fold-64", FoldedPerTask(64), folding(8)))
 fold_64_replay = CatalogEntry(
     about="[`fold-64`](fold-64.md) that also mixes stored examples of what is kept into the training of each later skill.",
     when="Use it for a chain of skills if you may store old examples and train on them again.",

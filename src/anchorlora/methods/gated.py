@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from anchorlora.devices import torch
 from anchorlora.errors import InvalidValue
 from anchorlora.methods.plans import BeginsSum
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from anchorlora.adapters import AdapterStack, Gates
@@ -121,8 +121,6 @@ class GatedPerTask(BeginsSum):
 
 
 def _refuse_misfit(state: Mapping[str, Tensor], factors: Mapping[str, Factors], rank: int, names: list[str]) -> None:
-    import torch
-
     count = len(next(iter(factors.values())).A) // rank
     wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict.fromkeys(names, ((count,), torch.float32))
     wanted |= {f"B/{layer}": (tuple(f.B.shape), f.B.dtype) for layer, f in factors.items()}

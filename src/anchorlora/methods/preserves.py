@@ -103,7 +103,6 @@ class Preserves:
 def _closes(constraint: Constraint) -> tuple[str, ...]:
     """Return the conditions that a constraint closes; refuse one that is not known."""
     closes = tuple(getattr(constraint, "closes", ()))
-    odd = [name for name in closes if name not in CLOSABLE]
-    if odd:
+    if odd := [name for name in closes if name not in CLOSABLE]:
         raise InvalidValue(f"{type(constraint).__name__} closes {odd[0]!r:.40}; what can be closed: {', '.join(CLOSABLE)}")
     return closes

@@ -58,8 +58,7 @@ Facts = TypeVar("Facts", Begun, "SavedResult")
 
 def sound(folder: Path, kind: type[Facts], trace: Path, beside: Mapping[str, Path]) -> Facts:
     """Return the numbers of a state whose files are all what was written.  Raises InvalidValue."""
-    wrong = damage(folder, beside=beside)
-    if wrong is None:
+    if (wrong := damage(folder, beside=beside)) is None:
         facts = read_facts(folder / FACTS, kind)
         wrong = shrunk(trace, facts.trace)
     if wrong is not None:

@@ -6,7 +6,6 @@ state; what a later, unfinished task left is written again.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -47,17 +46,7 @@ from anchorlora.store.run_folder import (
     RunFolder,
     may_precede_config,
 )
-from anchorlora.store.seal import (
-    AGAIN,
-    BEFORE,
-    SEAL,
-    Seal,
-    read_sealed,
-    sealed,
-    sealed_folder,
-    sha256,
-    write_sealed,
-)
+from anchorlora.store.seal import AGAIN, BEFORE, SEAL, Seal, content_hash, read_sealed, sealed, sealed_folder, sha256, write_sealed
 
 STACK = "stack.safetensors"
 
@@ -221,10 +210,8 @@ class RunDirectory(RunFolder):
 
     def fingerprint(self, number: int, task: str) -> str:
         """Return the SHA-256 over a finished task's adapter and cores."""
-        total = hashlib.sha256()
-        for path in (self.task(number, task).adapter / WEIGHTS_FILE, self.task(number, task).cores):
-            total.update(bytes.fromhex(sha256(path)))
-        return total.hexdigest()
+        files = self.task(number, task).adapter / WEIGHTS_FILE, self.task(number, task).cores
+        return content_hash(b"".join(bytes.fromhex(sha256(path)) for path in files))
 
     def take_over(self, other: RunDirectory, number: int, task: str) -> None:
         """Begin with a finished task of another run: its folder first, then the state that makes it count."""

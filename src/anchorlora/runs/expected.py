@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING
 
 from anchorlora.config import Recipe, TaskSettings
 from anchorlora.data import Encoder, Example, TaskSource, read_examples
-from anchorlora.devices import device_name, type_name
+from anchorlora.devices import device_name, torch, type_name
 from anchorlora.errors import InvalidValue, message_of
 
 if TYPE_CHECKING:
-    import torch
-
     from anchorlora.runs.sizes import Sizes
 
 SAMPLE = 200  # examples of a part that are tokenized, evenly spaced
@@ -46,11 +44,6 @@ class Work:
 
     training: float  # of all tasks and epochs
     evaluation: float  # of all tests after all tasks
-
-    @property
-    def all(self) -> float:
-        """Of everything."""
-        return self.training + self.evaluation
 
 
 def examples_of(source: TaskSource, limits: TaskSettings, name: str) -> tuple[list[Example], list[Example]]:
@@ -94,8 +87,6 @@ def measured_rate(
     device: torch.device, dtype: torch.dtype, product: tuple[int, int], *, rows: int, threads: int | None = None
 ) -> float:
     """Return the operations per second of a device in one matrix product of a model's; takes less than a second."""
-    import torch
-
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
@@ -115,8 +106,6 @@ def measured_rate(
 
 
 def _seconds(left: torch.Tensor, right: torch.Tensor) -> float:
-    import torch
-
     began = time.perf_counter()
     left @ right
     if left.device.type != "cpu":

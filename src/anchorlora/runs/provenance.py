@@ -62,8 +62,7 @@ class Provenance:
 
     def _compare_software(self, device: torch.device, allow_inexact: bool) -> None:
         known, now = self._known(), computing(device)
-        before = _below(SOFTWARE, known)
-        if before:  # of a run that was begun by one process, nothing says so
+        if before := _below(SOFTWARE, known):  # of a run that was begun by one process, nothing says so
             before, now = {PROCESSES: "1", **before}, {PROCESSES: "1", **now}
         other = [f"{name} {was} then and {now.get(name)} now" for name, was in before.items() if was != now.get(name)]
         if other and not allow_inexact:
@@ -112,9 +111,8 @@ class Provenance:
         hashes |= {f"{START}/{name}": sha256(path) for name, path in start_files(start).items()}
         for name, value in hashes.items():
             if name in known or (known and name.startswith(MODEL)):
-                self._refuse(
-                    f"{base_model.name}{name.removeprefix(MODEL)}" if name.startswith(MODEL) else name, known.get(name), value
-                )
+                what = f"{base_model.name}{name.removeprefix(MODEL)}" if name.startswith(MODEL) else name
+                self._refuse(what, known.get(name), value)
         if hashes != known:
             self._write(known | hashes)
 

@@ -266,36 +266,30 @@ class _Measuring(RunCallback):
 
     def drift(self, anchor: Anchor, past: Past) -> dict[str, Any]:
         """Return the drift of the task; raise ProtectionLost where the method's promise does not hold."""
-        return _drift_as_promised(self.method, anchor, past)
-
-
-def _drift_as_promised(method: Method, anchor: Anchor, past: Past) -> dict[str, Any]:
-    """The drift of a task that has just been trained, unless what the method promises does not hold."""
-    refuse_unsound(anchor, when="at the task's end")
-    drift = boundary_drift(anchor, past)
-    numbers = {**drift, **(drift["held_out"] or {})}
-    wrong = next((name for name, value in numbers.items() if isinstance(value, float) and not math.isfinite(value)), None)
-    if wrong:
-        raise NotFinite(
-            f"{wrong} is {numbers[wrong]} at the task's end; earlier cores or held-out rows hold something that is not a number"
+        refuse_unsound(anchor, when="at the task's end")
+        drift, method = boundary_drift(anchor, past), self.method
+        numbers = {**drift, **(drift["held_out"] or {})}
+        wrong = next((name for name, value in numbers.items() if isinstance(value, float) and not math.isfinite(value)), None)
+        if wrong:
+            raise NotFinite(
+                f"{wrong} is {numbers[wrong]} at the task's end; earlier cores or held-out rows hold something that is not a number"
+            )
+        if not method.preserves.response or is_zero(drift["rho"], drift["rho_floor"]):
+            return drift
+        raise ProtectionLost(
+            f"{method.name} preserves the response on the core, but rho is {drift['rho']:.1e} and float32 storage explains "
+            f"{largest_zero(drift['rho_floor']):.1e}; something wrote to the factors outside the optimizer's step"
         )
-    if not method.preserves.response or is_zero(drift["rho"], drift["rho_floor"]):
-        return drift
-    raise ProtectionLost(
-        f"{method.name} preserves the response on the core, but rho is {drift['rho']:.1e} and float32 storage explains "
-        f"{largest_zero(drift['rho_floor']):.1e}; something wrote to the factors outside the optimizer's step"
-    )
 
 
 def boundary_drift(anchor: Anchor, past: Past) -> dict[str, Any]:
     """Return the drift of a task as its record has it."""
-    facts: dict[str, Any] = {"task": past.tasks + 1, **measure(anchor).as_dict()}
-    facts["rho_first"] = rho_on(anchor, past.first_cores)
-    facts["rho_union"] = rho_on(anchor, past.union_cores)
-    held_out = past.held_out
-    facts["held_out"] = held_out_drift(anchor, held_out) if held_out else None
-    facts["predicted_kl"] = predicted_kl(anchor)
-    return facts
+    return {"task": past.tasks + 1, **measure(anchor).as_dict()} | {
+        "rho_first": rho_on(anchor, past.first_cores),
+        "rho_union": rho_on(anchor, past.union_cores),
+        "held_out": held_out_drift(anchor, past.held_out),
+        "predicted_kl": predicted_kl(anchor),
+    }
 
 
 def load_inputs(

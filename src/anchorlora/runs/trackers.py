@@ -153,14 +153,12 @@ def _begun(name: str, folder: Path, step: int, known: dict[str, str]) -> Any:
 
     kind, run = LOGGER_TYPE_TO_CLASS[name], folder.resolve().parent.name
     here: dict[str, Any] = {"logging_dir": str(folder)} if kind.requires_logging_directory else {}
-    project = PROJECT
-    if name == "tensorboard":
-        project, here = name, {**here, "purge_step": step}  # a folder in DIR/trackers
-    elif name == "wandb":
-        here = {"dir": str(folder), "name": run, "resume": "allow", "id": known.get(name)}
-    elif name == "mlflow":
-        here = {"run_name": run, "run_id": known.get(name)}
-    tracker = kind(project, **here)
+    own = {
+        "tensorboard": {**here, "purge_step": step},
+        "wandb": {"dir": str(folder), "name": run, "resume": "allow", "id": known.get(name)},
+        "mlflow": {"run_name": run, "run_id": known.get(name)},
+    }
+    tracker = kind(name if name == "tensorboard" else PROJECT, **own.get(name, here))  # TensorBoard's is a folder in DIR/trackers
     tracker.main_process_only = False  # only the first process has callbacks
     tracker.start()
     if name == "wandb":

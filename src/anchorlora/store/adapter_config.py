@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,15 @@ from typing import Any
 from anchorlora.errors import InvalidValue
 from anchorlora.paths import module_pattern
 from anchorlora.store.json import Unreadable, load
+from anchorlora.store.seal import content_hash
 
 ADAPTER_FILES = CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
 # initializations of LoRA that also change the base model: without it, the saved factors are another function
 CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # parts of PEFT's LoRA with which the update is no longer s B A at every token
 NO_PRODUCT = (
-    "alora_invocation_tokens",
-    "use_qalora",
-    "use_bdlora",
-    "arrow_config",
-    "kasa_config",
-    "monteclora_config",
-    "velora_config",
+    *("alora_invocation_tokens", "use_qalora", "use_bdlora"),
+    *("arrow_config", "kasa_config", "monteclora_config", "velora_config"),
 )
 MERGE = "merge it into its base with PEFT (merge_and_unload, then save_pretrained), and give that model"
 
@@ -92,4 +87,4 @@ def _refuse_slow(path: Path, config: dict[str, Any], alphas: dict[str, Any]) -> 
 
 def adapter_sha256(folder: Path) -> str:
     """Return one SHA-256 over the two files of a saved adapter."""
-    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in ADAPTER_FILES)).hexdigest()
+    return content_hash(b"".join((folder / name).read_bytes() for name in ADAPTER_FILES))

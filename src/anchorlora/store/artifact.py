@@ -155,8 +155,7 @@ def artifact_in(folder: Path) -> Artifact:
         task = task_at(path.parent if path.name == ADAPTER else path)
         if task and task[0].has_begun:
             return _of_run(folder, RunFolder.open(task[0].root), task[1])
-    adapters = adapters_in(folder)
-    if adapters:
+    if adapters := adapters_in(folder):
         return Artifact("adapter", folder, adapters)
     if any(any(folder.glob(pattern)) for pattern in WEIGHTS):
         return Artifact("model", folder, {})
@@ -200,7 +199,5 @@ def _of_run(folder: Path, run: RunFolder, number: int | None = None) -> Artifact
 
 def _meant(folder: Path) -> str:
     """The first folder inside that would have been taken, as the end of a message."""
-    for pattern in (CONFIG_FILE, ADAPTER_CONFIG):
-        for path in sorted(folder.glob(f"*/{pattern}"))[:1]:
-            return f"; did you mean {path.parent}?"
-    return ""
+    inside = (path.parent for name in (CONFIG_FILE, ADAPTER_CONFIG) for path in sorted(folder.glob(f"*/{name}")))
+    return next((f"; did you mean {path}?" for path in inside), "")

@@ -91,9 +91,8 @@ CLOSES = {
 
 def _closes(call: ast.Call) -> tuple[str, ...]:
     """The conditions that a constraint closed, unless it began after the second task."""
-    first = next(
-        (part.value.value for part in call.keywords if part.arg == "first_task" and isinstance(part.value, ast.Constant)), 2
-    )
+    settings = {part.arg: part.value.value for part in call.keywords if isinstance(part.value, ast.Constant)}
+    first = settings.get("first_task", 2)
     if not isinstance(first, int) or first > 2:
         return ()
     factor = next((part.value for part in call.args if isinstance(part, ast.Constant) and isinstance(part.value, str)), None)

@@ -6,7 +6,6 @@ unchanged.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 from anchorlora.errors import InvalidValue
 from anchorlora.store.files import write_lines
 from anchorlora.store.json import Unreadable, bytes_of, loads
+from anchorlora.store.seal import content_hash
 from anchorlora.text import without_secrets
 
 LARGEST_LOG = 2**31  # bytes
@@ -73,11 +73,11 @@ class PrefixHash:
 def prefix_hash(path: Path) -> PrefixHash:
     """Return length and hash of a file as it is now, flushed to disk."""
     if not path.is_file():
-        return PrefixHash(0, _sha256(b""))
+        return PrefixHash(0, content_hash(b""))
     with path.open("rb") as file:
         content = file.read()
         os.fsync(file.fileno())
-    return PrefixHash(len(content), _sha256(content))
+    return PrefixHash(len(content), content_hash(content))
 
 
 def shrunk(path: Path, known: PrefixHash) -> str | None:
@@ -85,7 +85,7 @@ def shrunk(path: Path, known: PrefixHash) -> str | None:
     content = path.read_bytes() if path.is_file() else b""
     if len(content) < known.size:
         return f"{path} is shorter than it was: {len(content)} bytes of {known.size}"
-    if _sha256(content[: known.size]) != known.sha256:
+    if content_hash(content[: known.size]) != known.sha256:
         return f"{path} is not what was written: the hash of its first {known.size} bytes differs"
     return None
 
@@ -94,7 +94,3 @@ def cut(path: Path, size: int) -> None:
     """Drop what was appended after a size."""
     if path.is_file():
         os.truncate(path, size)
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -8,7 +8,6 @@ The numerical tolerance on a ratio rho: the largest value that float32 storage o
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.scores import Scores
 from anchorlora.store.former import upgraded
 from anchorlora.store.json import FilePart, Unreadable, checked, loads, text_of
-from anchorlora.store.seal import read_sealed
+from anchorlora.store.seal import content_hash, read_sealed
 
 SCHEMA = 3
 RECORD_FILE = "record.json"
@@ -288,7 +287,7 @@ class Record(FilePart):
         if self.files is None:
             return _text(self.model_dump(by_alias=True, exclude={"files", "sha256"} | absent))
         text = _text(self.model_dump(by_alias=True, exclude=absent) | {"sha256": UNSEALED})
-        return _with_hash(text, UNSEALED, _hash(text))
+        return _with_hash(text, UNSEALED, content_hash(text))
 
 
 def read_record(path: Path) -> Record:
@@ -324,7 +323,7 @@ def read_record(path: Path) -> Record:
     if schema != SCHEMA:
         raise InvalidValue(f"{path} has schema {schema!r:.40}, and this version reads schemas 1 to {SCHEMA}")
     record = checked(content, Record, where=str(path), remedy="a record is written once and not edited")
-    if record.sha256 and _hash(_with_hash(text, record.sha256, UNSEALED)) != record.sha256:
+    if record.sha256 and content_hash(_with_hash(text, record.sha256, UNSEALED)) != record.sha256:
         raise InvalidValue(f"{path} is not what was written: its hash differs from the one in it; fetch it again")
     try:
         _refuse_parts_that_do_not_fit(record)
@@ -335,10 +334,6 @@ def read_record(path: Path) -> Record:
 
 def _text(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _with_hash(text: str, old: str, new: str) -> str:

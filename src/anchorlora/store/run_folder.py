@@ -235,8 +235,7 @@ def refuse_damaged_adapter(adapter: Path) -> None:
 
 def refuse_links(folder: Path) -> None:
     """Refuse a folder of a run directory that is a link or holds one."""
-    link = next((path for path in (folder, *sorted(folder.rglob("*"))) if path.is_symlink()), None)
-    if link is not None:
+    if (link := next((path for path in (folder, *sorted(folder.rglob("*"))) if path.is_symlink()), None)) is not None:
         raise InvalidValue(f"{link} is a link, which is not followed in a run directory; put the file itself there")
 
 

@@ -38,7 +38,7 @@ class Seal(FilePart):
 def sealed(content: Any) -> str:
     """Return the text of a sealed file: the content with its hash."""
     text = json.dumps(content, allow_nan=False)
-    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text})
+    return json.dumps({"sha256": content_hash(text), "content": text})
 
 
 def read_sealed(path: Path, kind: type[Kind]) -> Kind:
@@ -46,7 +46,7 @@ def read_sealed(path: Path, kind: type[Kind]) -> Kind:
     try:
         known = load(path, largest=LARGEST_SEALED)
         text = str(known["content"])
-        wrong = "its hash differs" if hashlib.sha256(text.encode()).hexdigest() != known["sha256"] else None
+        wrong = "its hash differs" if content_hash(text) != known["sha256"] else None
     except FileNotFoundError:
         raise InvalidValue(f"{path} is missing") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -85,11 +85,9 @@ def damage(path: Path, *, beside: Mapping[str, Path] | None = None) -> str | Non
         files, others = known.files, known.beside
     except (OSError, ValueError) as error:
         return f"{path / SEAL} cannot be read ({error})"
-    foreign = [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name]
-    if foreign:
+    if foreign := [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name]:
         return f"{path / SEAL} names {foreign[0]!r:.80}, which is not in its folder"
-    unknown = sorted(set(others) - set(elsewhere))
-    if unknown:
+    if unknown := sorted(set(others) - set(elsewhere)):
         return f"{path / SEAL} names {unknown[0]!r:.80} beside its folder, which is not a file that belongs to it"
     there = {name: path / name for name in files} | {name: elsewhere[name] for name in others}
     for name, wanted in {**files, **others}.items():
@@ -120,6 +118,11 @@ def sha256(path: Path) -> str:
     if is_settled:
         _hashes[identity] = value
     return value
+
+
+def content_hash(content: str | bytes) -> str:
+    """Return the SHA-256 of a text or of bytes."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def hash_of(file: BinaryIO) -> str:

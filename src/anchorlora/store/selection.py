@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +9,7 @@ from pydantic import Field, model_validator
 
 from anchorlora.errors import InvalidValue
 from anchorlora.store.json import FilePart, read_file
+from anchorlora.store.seal import content_hash
 
 FILE = "selection.json"
 
@@ -63,7 +63,7 @@ class Selection(FilePart):
     @property
     def sha256(self) -> str:
         """Hash of the manifest, which records of runs that follow it name."""
-        return hashlib.sha256(self.as_json().encode()).hexdigest()
+        return content_hash(self.as_json())
 
     def as_json(self) -> str:
         """Return the text of selection.json."""

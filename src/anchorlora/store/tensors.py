@@ -46,8 +46,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[s
     try:
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, metadata=metadata)
     except SafetensorError as error:
-        refused = re.search(r"os error (\d+)", str(error))
-        if refused is None:
+        if (refused := re.search(r"os error (\d+)", str(error))) is None:
             raise
         raise OSError(int(refused[1]), os.strerror(int(refused[1])), str(path)) from None
 
@@ -77,8 +76,7 @@ def indexed(index: Path) -> dict[str, Path]:
         if not (folder / shard).is_file():
             missing = sum(other == shard for other in pairs.values())
             raise InvalidValue(f"{folder / shard} is missing, and {missing} tensors with it; fetch the checkpoint again")
-        lost = {tensor for tensor, other in pairs.items() if other == shard} - set(tensor_names(folder / shard))
-        if lost:
+        if lost := {tensor for tensor, other in pairs.items() if other == shard} - set(tensor_names(folder / shard)):
             raise InvalidValue(
                 f"{folder / shard} does not hold {min(lost)}, which {index.name} expects there; fetch the checkpoint again"
             )
