@@ -5,6 +5,7 @@ import json
 import math
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,14 +15,23 @@ from tokenizers import pre_tokenizers
 from torch.utils.checkpoint import CheckpointError
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from anchorlora import Distillation, Freeze, ProjectDisplacement, ProtectionCallback, measure
+from anchorlora import (
+    Anchor,
+    AnswerSensitivity,
+    Distillation,
+    Freeze,
+    KroneckerBrake,
+    ProjectDisplacement,
+    ProtectionCallback,
+    measure,
+)
 from anchorlora.adapters import realized_weights
 from anchorlora.adapters.stack import HISTORY
 from anchorlora.errors import InvalidValue, ProtectionLost
 from anchorlora.integrations.trainer import StepRecorderCallback
 from anchorlora.measurement import StepRecorder, WeightDirections
 from loops.cases import STAGES, STAGES_REFUSED, TRAINER, TRAINER_REFUSED
-from loops.setting import CLIP, SETTINGS, Setting, base_model, learned, steps_of, tokens, verdict
+from loops.setting import CLIP, SETTINGS, Setting, base_model, learned, loss_of, steps_of, tokens, verdict
 
 RATES = {"sgd": 0.3, "adafactor": 1e-2}
 QUIET = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "disable_tqdm": True, "logging_strategy": "no"}
@@ -135,6 +145,40 @@ def test_training_that_is_taken_up_again_keeps_a_fresh_blocks_protection(given, 
         A = layer.factor("A").detach().double()
         assert float((A @ layer.core.basis.double()).norm()) <= 2 * torch.finfo(torch.float32).eps * float(A.norm())
         assert not torch.equal(layer.factor("B"), layer.start_factor("B"))  # it goes on training
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("own", [True, False])
+def test_a_braked_block_that_is_taken_up_again_ends_where_an_uninterrupted_one_does(own, tmp_path):
+    """The penalty, and what is measured, count from the empty block; an anchor of one's own may have drawn another A."""
+    ends = []
+    for again in (False, True):
+        setting = SETTINGS["hard"]()
+        past = AnswerSensitivity(examples=4).end_task(replace(setting.anchor(), losses=old_losses(setting.model)))
+        options = {**setting.options(), "past": past}
+        if own and again:
+            for layer in setting.anchor().layers:
+                layer.factor("A").data.normal_()
+        options = {"anchor": Anchor.of(setting.model, **options)} if own else options
+        callback = ProtectionCallback([*setting.constraints, KroneckerBrake()], **options)
+        saving = {} if again else {"save_strategy": "steps", "save_steps": 3}
+        settings = arguments(tmp_path / "run", TRAINER[1], **saving)
+        settings.max_steps = 6
+        trainer = Trainer(setting.model, settings, train_dataset=data(), callbacks=[callback])
+        trainer.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-3") if again else None)
+        ends.append([layer.factor(f).detach().clone() for layer in callback.anchor.layers for f in ("A", "B")])
+        drift = measure(callback.anchor)
+        assert drift.exact
+        ends[-1].append(torch.tensor(drift.d_eff))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*ends, strict=True))
+
+
+def old_losses(model):
+    def losses(count):
+        for ids in tokens(1)[:count]:
+            yield loss_of(model, ids[None])
+
+    return losses
 
 
 class OutOfMemoryOnce(Trainer):

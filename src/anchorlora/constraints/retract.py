@@ -3,7 +3,7 @@
     A_0  (r, d_in)  start of the routing factor      V  (d_in, k)  core      P = I - V V^T, never formed
 
 It changes no output while B = 0 and makes the state feasible: A V = 0, hence B A V = 0 for any later B. A block whose state is
-feasible already, such as one whose training is resumed, is left as it is.
+feasible already, such as one whose training is resumed, is left as it is; if its start has B = 0, A_0 becomes the present A.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Retract(ProtectsPast):
                         f"retracting {self.factor} at {layer.name} would change the function: {other} is not zero there; "
                         'retract a new block before its first step; a learned one takes Freeze("B"), ProjectDisplacement("A")'
                     )
-                continue
-            rows.copy_(core.outside(in_float64(rows)))
+                if getattr(layer.start.whole(), other).any():
+                    continue
+            else:
+                rows.copy_(core.outside(in_float64(rows)))
             layer.start_rows(self.factor).copy_(rows)
         return ActiveConstraint()

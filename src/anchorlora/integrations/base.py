@@ -43,14 +43,25 @@ class CallbackBase:
         self.anchor, self.own_anchor = anchor, anchor is not None
         self.stack = ExitStack()
         self.chosen: list[Constraint] | None = None  # of the model before a checkpoint or a first try, where none are given
+        self.empty = False  # whether training began with B = 0, though a checkpoint is loaded since
         self.active: list[ActiveConstraint] = []
+
+    def note_beginning(self, model: nn.Module) -> Anchor:
+        """Note how training begins, before a checkpoint is loaded: the constraints where none are given, and whether B = 0."""
+        anchor = self.anchor if self.own_anchor and self.anchor is not None else Anchor.of(model, **self.anchoring)
+        self.chosen = constraints_for(anchor) if self.constraints is None else None
+        self.empty = not self.own_anchor and not any(bool(layer.start.whole().B.any()) for layer in anchor.layers)
+        return anchor
 
     def begin(self, model: nn.Module, optimizer: Any) -> None:
         """Start to protect. A second call before `end`, as when a trainer starts over, keeps the first anchor and constraints."""
-        again, chosen = bool(self.active), self.chosen
+        again, chosen, empty = bool(self.active), self.chosen, self.empty
         self.release()
+        self.empty = empty
         if self.anchor is None or not (self.own_anchor or (again and self.anchor.replaced() is None)):
             self.anchor = Anchor.of(model, **self.anchoring)
+            for layer in self.anchor.layers if empty else ():
+                layer.start.B.zero_()  # as it was, whatever a checkpoint has brought
         how: dict[str, Any] = {"check_every": self.check_every, "also_training": self.also_training}
         constraints: Sequence[Constraint] = self.constraints or ()
         if self.constraints is None:
@@ -63,12 +74,12 @@ class CallbackBase:
 
     def end(self) -> None:
         """Verify the constraints a last time, remove the hooks, and release frozen factors."""
-        self.active, self.chosen = [], None
+        self.active, self.chosen, self.empty = [], None, False
         self.stack.close()
 
     def release(self, error: BaseException | None = None) -> None:
         """Release everything after an exception."""
         error = error or RuntimeError("the training was given up")
-        self.active, self.chosen = [], None
+        self.active, self.chosen, self.empty = [], None, False
         stack, self.stack = self.stack, ExitStack()
         stack.__exit__(type(error), error, error.__traceback__)

@@ -7,7 +7,6 @@ from typing import Any
 
 from anchorlora.adapters import Anchor
 from anchorlora.constraints import holds_factors
-from anchorlora.constraints.protect import constraints_for
 from anchorlora.errors import AnchorloraError, InvalidValue, MissingExtra
 from anchorlora.integrations.base import CallbackBase
 
@@ -55,17 +54,17 @@ class LightningProtection(CallbackBase, Callback):
     """
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Choose the constraints, where none are given, before a checkpoint is loaded.
+        """Note how training begins, before a checkpoint is loaded.
 
         Args:
             trainer: Lightning's trainer.
             pl_module: The LightningModule.
             stage: "fit", or another, where nothing trains.
         """
-        self.chosen = None
-        if stage == "fit" and self.constraints is None:
+        self.chosen, self.empty = None, False
+        if stage == "fit":
             with suppress(AnchorloraError):  # a model that `configure_model` makes is not there yet
-                self.chosen = constraints_for((self.own_anchor and self.anchor) or Anchor.of(pl_module, **self.anchoring))
+                self.note_beginning(pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start to protect the one optimizer that trains the factors.

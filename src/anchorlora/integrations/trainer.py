@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from anchorlora.adapters import Anchor, activate
+from anchorlora.adapters import activate
 from anchorlora.adapters.attach import DEFAULT
 from anchorlora.constraints import innermost
-from anchorlora.constraints.protect import constraints_for
 from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.integrations.base import CallbackBase
 from anchorlora.measurement.directions import DirectionSource, Protected
@@ -36,7 +35,8 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
 
     `train()` raises what `protect` raises. Pass the callback to the trainer's constructor: a trainer does not tell its callbacks
     of an exception, so the callback wraps `train` from there. With a callback that is added later, hooks and frozen factors stay
-    after an exception until `release` is called. `measure(callback.anchor)` gives the drift since `train()` began.
+    after an exception until `release` is called. `measure(callback.anchor)` gives the drift since `train()` began, or
+    since a new block was empty.
 
     Args:
         constraints: Constraints, in the order in which they act, as `protect` takes them. None takes those of the anchor at hand,
@@ -69,6 +69,7 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
     """
 
     resumed: str | None = None  # the checkpoint that training goes on from
+    adapters: tuple[str | None, str | None] = (None, None)  # that trains, and the one active beside it
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Wrap the trainer's `train`, so that an exception releases everything.
@@ -122,13 +123,16 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
     def _release_after(self, trainer: Trainer, train: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(train)
         def train_and_release(*args: Any, **kwargs: Any) -> Any:
+            self.adapters = self.anchoring["adapter_name"], self.anchoring["history"]
             self.resumed = kwargs.get("resume_from_checkpoint", args[0] if args else None)
             if self.resumed is True:
                 self.resumed = get_last_checkpoint(trainer.args.output_dir)
             try:
-                self.chosen = None
-                if self.resumed and self.constraints is None:  # before the checkpoint is loaded, B is as training began
-                    self.chosen = constraints_for((self.own_anchor and self.anchor) or Anchor.of(trainer.model, **self.anchoring))
+                self.chosen, self.empty = None, False
+                beginning = self.note_beginning(trainer.model) if self.resumed else None
+                if beginning is not None and beginning.layers[0].whole is not None:  # LoRA, no full weights
+                    name, active = beginning.adapter_name, beginning.layers[0].whole.scales
+                    self.adapters = (name, next((other for other in active if other != name), None))
                 return train(*args, **kwargs)
             except BaseException as error:
                 self.release(error)
@@ -143,7 +147,7 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
         def create_and_activate(*args: Any, **kwargs: Any) -> Any:
             if self.resumed:
                 _load_left_out(trainer.model, Path(self.resumed))
-            adapter_name, history = self.anchoring["adapter_name"], self.anchoring["history"]
+            adapter_name, history = self.adapters
             if adapter_name is not None and history is not None:
                 activate(trainer.model, adapter_name, history=history)
             return create(*args, **kwargs)
