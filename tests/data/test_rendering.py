@@ -70,11 +70,13 @@ def test_of_two_messages_with_one_text_none_may_be_missing(tokenizer):
         encoded([{"messages": chat}], tokenizer)
 
 
-@pytest.mark.parametrize("role", ["gpt", "model", "human"])
-def test_a_role_by_another_name_is_refused_with_the_name_to_use(role, tokenizer):
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("role", ["gpt", "model", "human", "Assistant", "USER", "AI"])
+def test_a_role_by_another_name_is_refused_with_the_name_to_use(role, answered, tokenizer):
+    """Also where the chat has no answer then: such rows were left out, and a role in capitals was learned as it stood."""
     tokenizer.chat_template = TURNS
-    chat = [{"role": role, "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    with pytest.raises(InvalidValue, match=f"row 1: role '{role}' of message 1 is not known; call it '(user|assistant)'"):
+    chat = [{"role": role, "content": "hi"}, *CHAT[1:]] if answered else [CHAT[0], {"role": role, "content": "hi"}]
+    with pytest.raises(InvalidValue, match=f"row 1: role '{role}' of message [12] of messages is not known; call it '(user|assist)"):
         encoded([{"messages": chat}], tokenizer)
 
 

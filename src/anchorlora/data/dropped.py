@@ -9,7 +9,6 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from anchorlora.data.forms.base import SPEAKERS
 from anchorlora.data.templates import ANSWERED, Messages
 from anchorlora.data.thoughts import THOUGHTS
 from anchorlora.errors import InvalidValue
@@ -61,8 +60,6 @@ def refuse_dropped(
     position = 0
     for number, message in enumerate(messages, 1):
         role, last = message["role"], number == len(messages)
-        if SPEAKERS.get(role, role) != role:
-            raise InvalidValue(f"{location}: role {role!r} of message {number} is not known; call it {SPEAKERS[role]!r}")
         words = every = str(message["content"]).strip()
         if role == "assistant":  # templates drop the thoughts of earlier turns, and write the last one's in their own way
             words = re.sub(r"\A\s*<(\w+)>.*?</\1>\s*", "", words, flags=re.DOTALL)

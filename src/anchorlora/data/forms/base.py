@@ -185,6 +185,9 @@ def _message(location: str, where: str, turn: Any) -> Message:
             continue  # as servers write a call without words
         if not isinstance(turn.get(key), str):
             raise InvalidValue(f"{location}: {key} of {where} must be text, not {kind_of(turn.get(key))}")
+    role = turn["role"]
+    if (known := SPEAKERS.get(role.strip().lower(), role)) != role:
+        raise InvalidValue(f"{location}: role {role!r:.40} of {where} is not known; call it {known!r}")
     return {**turn, "content": ""} if turn.get("content") is None else turn
 
 
