@@ -44,7 +44,7 @@ def nearest(path: Path, *, files: bool = False) -> str:
     """Return the end of an error message: folders, or files too, with names like that of a missing one; empty if there are none."""
     parent = path.parent
     there = os.path.exists if files else os.path.isdir  # links that lead nowhere are not
-    siblings = [p.name for p in parent.iterdir() if there(p)] if parent.is_dir() else []
+    siblings = [p.name for p in parent.iterdir() if there(p) and p.name != path.name] if parent.is_dir() else []
     near = get_close_matches(path.name, siblings, n=3, cutoff=0.5)
     return f"; nearest: {', '.join(str(parent / name) for name in near)}" if near else ""
 

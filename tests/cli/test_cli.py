@@ -401,6 +401,17 @@ def test_a_wrong_request_gets_one_line_and_status_2_and_writes_nothing(arguments
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_is_no_model_is_named_as_what_it_is_and_not_as_the_nearest_to_itself(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder, file in (("adapter-one", "adapter_config.json"), ("adapter-two", "notes.txt")):
+        Path(folder).mkdir()
+        Path(folder, file).write_text("{}")
+    asked = ["run", "mini", "--method", "sfor", "--out", "x", "--model"]
+    for folder, said in (("adapter-one", "it is an adapter's folder: give the base model"), ("adapter-two", "nearest: adapter-one")):
+        assert main([*asked, f"./{folder}"]) == 2
+        assert one_line(capsys).rstrip().partition("it has no config.json; ")[2].startswith(said)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

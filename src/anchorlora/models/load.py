@@ -238,7 +238,9 @@ def _origin(settings: BaseModelSettings, folder: Path | None = None) -> str | Pa
         return folder or settings.model
     origin = expanded(settings.model)
     if not (origin / "config.json").is_file():
-        raise InvalidValue(f"no model at {settings.model}: it has no config.json{nearest(origin)}")
+        adapter = (origin / CONFIG_FILE).is_file()
+        more = "; it is an adapter's folder: give the base model of the adapter in its place" if adapter else nearest(origin)
+        raise InvalidValue(f"no model at {settings.model}: it has no config.json{more}")
     return origin
 
 
