@@ -176,6 +176,17 @@ def test_prompts_that_end_in_the_answers_first_token_are_in_verdict_page_and_rec
     assert "<td>30</td></tr>" in (out / "index.html").read_text()
 
 
+@pytest.mark.parametrize("method", ["inc-lora", "inc-lora-hard"])
+def test_kept_text_is_called_protected_in_part_only_where_the_method_protects_it(method, data, tmp_path):
+    few = ["--set", "at_most=4", "--set", "wide=4"]
+    asked = ["--data", data["news"], "--keep", data["reviews"], "--method", method, "--out", str(tmp_path / "out")]
+    assert main(["train", "embedded:mini", *asked, *few, *FEW, *NARROW]) == 0
+    found = verdict(tmp_path / "out")
+    in_part = [sentence for sentence in found["sentences"] if "protected in part" in sentence]
+    assert in_part == found["warnings"]
+    assert len(in_part) == (method == "inc-lora-hard")
+
+
 def test_kept_text_of_which_no_row_can_be_measured_is_refused_before_any_model_is_loaded(taught, tmp_path, capsys):
     rows_of = [{"prompt": f"{i} is", "completion": " so" * 300} for i in range(9)]
     long = written(tmp_path / "long.jsonl", rows_of)

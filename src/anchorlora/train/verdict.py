@@ -167,7 +167,8 @@ def verdict_of(
         serve=serving(adapter, request),
         train_seconds=sum(record.cost.train_seconds),
     )
-    warnings = [warning for part in verdict.kept if (warning := _warning(part))]
+    measured = verdict.protection.rho is not None  # else the method protects no cores, in part or whole
+    warnings = [warning for part in verdict.kept if measured and (warning := _warning(part))]
     return replace(verdict, sentences=[*sentences(verdict), *warnings], warnings=warnings)
 
 
