@@ -407,7 +407,7 @@ def test_a_folder_that_is_no_model_is_named_as_what_it_is_and_not_as_the_nearest
         Path(folder).mkdir()
         Path(folder, file).write_text("{}")
     asked = ["run", "mini", "--method", "sfor", "--out", "x", "--model"]
-    for folder, said in (("adapter-one", "it is an adapter's folder: give the base model"), ("adapter-two", "nearest: adapter-one")):
+    for folder, said in (("adapter-one", "it is an adapter's folder: give the base"), ("adapter-two", "nearest: adapter-one")):
         assert main([*asked, f"./{folder}"]) == 2
         assert one_line(capsys).rstrip().partition("it has no config.json; ")[2].startswith(said)
 

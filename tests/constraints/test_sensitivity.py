@@ -182,6 +182,7 @@ def test_hooks_modes_and_gradients_are_as_before(stack):
     [
         (None, ValueError, r"needs losses of single examples of the task; pass losses= to Anchor\.of"),
         (lambda model: lambda count: iter(()), ValueError, "losses of the anchor gave none"),
+        (lambda model: iter(()), TypeError, "losses is a .*; give a function of a count n"),
         (
             lambda model: lambda count: (model(input_ids=texts(1)).logits.square().mean() for _ in range(1)),
             TypeError,

@@ -76,7 +76,7 @@ def test_a_role_by_another_name_is_refused_with_the_name_to_use(role, answered, 
     """Also where the chat has no answer then: such rows were left out, and a role in capitals was learned as it stood."""
     tokenizer.chat_template = TURNS
     chat = [{"role": role, "content": "hi"}, *CHAT[1:]] if answered else [CHAT[0], {"role": role, "content": "hi"}]
-    with pytest.raises(InvalidValue, match=f"row 1: role '{role}' of message [12] of messages is not known; call it '(user|assist)"):
+    with pytest.raises(InvalidValue, match=f"row 1: role '{role}' of message [12] of messages is not known; call it '(user|ass)"):
         encoded([{"messages": chat}], tokenizer)
 
 
