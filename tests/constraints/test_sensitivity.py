@@ -196,9 +196,8 @@ def test_hooks_modes_and_gradients_are_as_before(stack):
     ],
 )
 def test_what_no_answer_can_be_drawn_from_is_refused(stack, losses, error, said):
-    anchor = stack.anchor(losses=losses and losses(stack.model))
     with pytest.raises(error, match=said):
-        AnswerSensitivity().end_task(anchor)
+        AnswerSensitivity().end_task(stack.anchor(losses=losses and losses(stack.model)))
 
 
 def test_readers_without_what_they_read_are_refused(stack):

@@ -103,7 +103,7 @@ class Anchor:
             InvalidValue: The adapter is not active or is merged, a core has another width than the layer's input or is not
                 orthonormal, or a 4-bit base passes no gradient.
             InvalidType: A layer's update is not a product s B A (DoRA and other variants), the factors lie in flat buffers (FSDP1,
-                DeepSpeed ZeRO), or a core is neither a subspace nor a tensor.
+                DeepSpeed ZeRO), a core is neither a subspace nor a tensor, or `losses` is no function.
 
         Example:
             >>> from anchorlora import Anchor
@@ -118,6 +118,8 @@ class Anchor:
                 ...
             anchorlora.errors.UnknownName: the model has no LoRA adapter called 'other'; it has: default
         """
+        if losses is not None and not callable(losses):
+            raise InvalidType(f"losses is a {type(losses).__name__}; give a function of a count n that yields n losses")
         refuse_flat_parameters(model)
         if any(parameter.requires_grad for parameter in model.parameters()):
             keep_unpacked(model)
