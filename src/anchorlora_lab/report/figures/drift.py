@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -71,9 +72,8 @@ def _draw(at: Axes, method: str, found: dict[float, list[float]], looks: PlotSty
     if not values:
         return
     middle = [math.exp(mean([math.log(v) for v in each])) for each in values.values()]
-    at.plot(
-        list(values), middle, marker=look.marker, linestyle=line or look.line, linewidth=1, color=look.color, label=named(method)
-    )
+    style: dict[str, Any] = {"marker": look.marker, "linestyle": line or look.line, "linewidth": 1, "color": look.color}
+    at.plot(list(values), middle, label=named(method), **style)
     places, dots = zip(*((x, value) for x, each in values.items() for value in each), strict=True)
     at.scatter(places, dots, s=8, color=look.color, alpha=0.3, linewidths=0)
 
