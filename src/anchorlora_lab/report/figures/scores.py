@@ -195,7 +195,8 @@ def heat_maps(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     low, high = 10 * math.floor(min(every) / 10), 10 * math.ceil(max(every) / 10 + 1e-9)
     for number, method in enumerate(names):
         left, top = (number % across) * (size + 1), -(number // across) * (size + 1.6)
-        cells = [[mean_of(_cell(run, stage, i) for run in grid.of_method(method)) for stage in range(size)] for i in range(size)]
+        triangles = [run.record.accuracy for run in grid.of_method(method)]
+        cells = [[mean([a[t][i] for a in triangles]) if i <= t else None for t in range(size)] for i in range(size)]
         known = [[math.nan if value is None else value for value in row] for row in cells]
         corners = [left + stage for stage in range(size + 1)], [top - i for i in range(size + 1)]
         image = at.pcolormesh(*corners, known, cmap="viridis", vmin=low, vmax=high, edgecolor="white", linewidth=0.5)
@@ -215,9 +216,3 @@ def heat_maps(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     at.spines[:].set_visible(False)
     figure.colorbar(image, ax=at, label="accuracy, %", fraction=0.03, pad=0.01)
     return figure
-
-
-def _cell(run: Run, stage: int, task: int) -> float | None:
-    """The accuracy of the task learned at a place, after a stage."""
-    row = run.record.accuracy[stage]
-    return row[task] if task < len(row) else None

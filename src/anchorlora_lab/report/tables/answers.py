@@ -36,12 +36,9 @@ def evaluation_table(runs: Sequence[Run]) -> Table | None:
     table = replace(table, rows=(base, *table.rows), partial=frozenset({0, *(i + 1 for i in grid.partial)}))
     asked = (facts.task, facts.limit, facts.shots, facts.apply_chat_template) == ("mmlu", None, "0", False)
     fits = asked and [paper_order(order) for order in grid.orders] == ["order1"]
-    return beside(table, _printed(["base", *grid.methods]), mine) if fits else table
-
-
-def _printed(names: Sequence[str]) -> dict[str, list[float | None]]:
-    fields = {"score": "mean", "sd": "std", "change": "delta"}
-    return {heading: [printed("mmlu_qwen3_8b_after_order1", name, field) for name in names] for heading, field in fields.items()}
+    fields, of = {"score": "mean", "sd": "std", "change": "delta"}, ("base", *grid.methods)
+    theirs = {heading: [printed("mmlu_qwen3_8b_after_order1", name, field) for name in of] for heading, field in fields.items()}
+    return beside(table, theirs, mine) if fits else table
 
 
 def _note(facts: Evaluation, grid: Grid) -> str:
