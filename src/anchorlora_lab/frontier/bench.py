@@ -140,14 +140,8 @@ def bench(
         return 0
     subject = Subject.of(model, folder / "made")
     measures = Measures(subject, data, size)
-    facts = {
-        "schema": 1,
-        "model": folder.name,
-        "sha256": subject.loaded.sha256,
-        "sizes": asdict(size),
-        "machine": platform.machine(),
-        "versions": {name: version(name) for name in VERSIONS},
-    }
+    facts = {"schema": 1, "model": folder.name, "sha256": subject.loaded.sha256, "sizes": asdict(size)}
+    facts |= {"machine": platform.machine(), "versions": {name: version(name) for name in VERSIONS}}
     made = 0
     for run in leased(folder, runs):
         began = time.process_time()
@@ -167,9 +161,8 @@ def bench(
             record = one(subject, measures, run, skill, data)
         settings = {name: value for name, value in asdict(run.row).items() if name not in ("name", "rates", "tier")}
         whole = time.process_time() - began
-        append(
-            folder, {**facts, **about, "data": run.row.data, "settings": settings, **record, "whole_cpu_seconds": round(whole, 1)}
-        )
+        about |= {"data": run.row.data, "settings": settings}
+        append(folder, {**facts, **about, **record, "whole_cpu_seconds": round(whole, 1)})
         made += 1
         say(f"{run.id}: {summary(record['points'])}; {whole:.0f} CPU seconds")
         if most is not None and made >= most:

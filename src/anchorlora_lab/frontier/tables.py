@@ -116,11 +116,11 @@ def chosen_rates(records: Sequence[Mapping[str, Any]], *, choosing: Sequence[str
     return {row: setting[0] for row, (setting, _) in chosen(points).items()}
 
 
-def interval(clusters: Sequence[Mapping[str, Values]], *, draws: int = DRAWS) -> tuple[float, float]:
+def interval(clusters: Sequence[Mapping[str, Values]]) -> tuple[float, float]:
     """The 95 % interval of the mean over clusters, lists, and examples, in points; lists of one name answer the same questions."""
     draw = np.random.default_rng(0)
     asked = sorted({(name, len(values)) for cluster in clusters for name, values in cluster.items()})
-    places = {questions: draw.integers(questions[1], size=(draws, questions[1])) for questions in asked}
+    places = {questions: draw.integers(questions[1], size=(DRAWS, questions[1])) for questions in asked}
     means = np.stack(
         [np.mean([np.asarray(v)[places[n, len(v)]].mean(1) for n, v in cluster.items()], axis=0) for cluster in clusters], axis=1
     )
