@@ -135,7 +135,8 @@ def carried_out(words: Sequence[str], folder: str, root: str, cwd: str) -> str |
     with said.open("w") as out:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
         there, ending = cwd if Path(cwd).is_dir() else None, _end_with_parent if sys.platform == "linux" else None
-        status = subprocess.Popen(words, **streams, cwd=there, preexec_fn=ending).wait()
+        process = subprocess.Popen(words, **streams, cwd=there, preexec_fn=ending)
+        status = process.wait()
     if status in (INTERRUPTED, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL):
         raise Preempted(last_line(said, status))
     if status == 0:

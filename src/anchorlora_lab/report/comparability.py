@@ -90,10 +90,8 @@ def _primary(run: Run, task: str) -> str:
 
 def refuse_other_starts(runs: Sequence[Run]) -> None:
     """Refuse traces of one seed that did not start from one first-task state, and traces with different recorded steps."""
-    unlike = []
-    for seed in sorted({run.seed for run in runs}):
-        starts = [(run.task1_state, run) for run in runs if run.seed == seed]
-        unlike.append(_difference(f"protocol.task1_state of seed {seed}", starts))
+    starts = {seed: [(run.task1_state, run) for run in runs if run.seed == seed] for seed in sorted({run.seed for run in runs})}
+    unlike = [_difference(f"protocol.task1_state of seed {seed}", states) for seed, states in starts.items()]
     unlike.append(_difference("recorded steps", [([point.step for point in run.trace], run) for run in runs]))
     _refuse([line for line in unlike if line])
 

@@ -188,7 +188,7 @@ def _protection(runs: Sequence[Run]) -> Card | None:
     facts = {method: _boundaries(mine) for method, mine in methods.items()}
     exact = [m for m, fact in facts.items() if fact.exact == fact.boundaries]
     broken = [m for m, fact in facts.items() if fact.promised and m not in exact]
-    moved = {m: fact.rho for m, fact in facts.items() if m not in exact and m not in broken}
+    known = {m: fact.rho for m, fact in facts.items() if m not in exact and m not in broken and fact.rho is not None}
     more = []
     if broken:
         told = "; ".join(f"{m}: {facts[m].exact} of {facts[m].boundaries} boundaries, rho {facts[m].rho:.1e}" for m in broken)
@@ -202,7 +202,6 @@ def _protection(runs: Sequence[Run]) -> Card | None:
     if exact:
         boundaries = sum(facts[m].boundaries for m in exact)
         more.append(f"The share rho counts as zero at all {boundaries} task boundaries of {_names(exact, 8)}.")
-    known = {m: rho for m, rho in moved.items() if rho is not None}
     if known:
         least, most = min(known, key=lambda m: known[m]), max(known, key=lambda m: known[m])
         spread = f"{known[least]:.0%} ({least}) to {known[most]:.0%} ({most})" if least != most else f"{known[most]:.0%} ({most})"

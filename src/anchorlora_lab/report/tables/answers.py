@@ -116,9 +116,8 @@ def metric_tables(runs: Sequence[Run]) -> list[Table]:
 def metric_table(runs: Sequence[Run], name: str) -> Table:
     """A metric of every task after the last one, and its change since the task was learned: means over runs."""
     grid = Grid.of(runs)
-    lower = name in (LOSS, PERPLEXITY)
-    better: Better = "lower" if lower else "higher"
-    digits = 3 if lower else 2
+    better: Better = "lower" if name in (LOSS, PERPLEXITY) else "higher"
+    digits = 3 if better == "lower" else 2
     tasks = [task for task in grid.orders[0] if any(_last(run, name=name, task=task) is not None for run in runs)]
     measures: list[Measure] = means({task: partial(_last, name=name, task=task) for task in tasks}, digits)
     every: list[Measure] = [
