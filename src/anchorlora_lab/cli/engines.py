@@ -57,7 +57,7 @@ def seeds_of(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Study:
-    """What a command line asks for: a recipe, the folder of its runs, and how and by which engine they are executed."""
+    """Request of a command line: a recipe, the folder of its runs, and how and by which engine they are executed."""
 
     recipe: Recipe
     numbers: dict[str, float]  # of methods' parts
