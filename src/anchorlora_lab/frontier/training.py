@@ -123,7 +123,7 @@ class Training:
         return chats
 
     def _past(self, layers: set[str]) -> tuple[dict[str, Tensor], dict[str, Any], int]:
-        """What the row's method knows of the past, for these layers: memory, cores, and their bytes."""
+        """The past that the row's method knows, for these layers: memory, cores, and their bytes."""
         subject, method = self.subject, METHODS[self.row.method]
         if not method.reads_past and "core" not in method.requires:
             return {}, {}, 0
