@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.options import apply_options, execution_options, recipe_options, refuse_unasked_code
+from anchorlora.cli.options import ExecutionOptions, apply_options, execution_options, recipe_options, refuse_unasked_code
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
 
 if TYPE_CHECKING:
+    from anchorlora.config import Recipe, RunConfig
     from anchorlora_lab.grid.scheduler import Engine
 
 ENGINE = "Where runs are executed: local processes, one Slurm array, or Ray tasks."
@@ -54,57 +56,65 @@ def seeds_of(text: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class EngineOptions:
-    """The engine, and its options, of a command line."""
+class Study:
+    """Request of a command line: a recipe, the folder of its runs, and how and by which engine they are executed."""
 
-    engine: str
+    recipe: Recipe
+    numbers: dict[str, float]  # of methods' parts
+    to: Path  # the folder of all runs
+    execution: ExecutionOptions
+    engine_name: str
     retry_failed: bool
     asked: Mapping[str, Any]  # each of OPTIONS
 
-    def made(self, device: str) -> Engine:
+    def engine(self) -> Engine:
         """Return the engine, after finding what is wrong with the request; nothing is written."""
         for name, (engines, _) in OPTIONS.items():
-            if self.asked[name] and self.engine not in engines:
-                raise InvalidValue(
-                    f"--{name.replace('_', '-')} is an option of --engine {' or '.join(engines)}, not of {self.engine}"
-                )
-        asked, retry = self.asked, self.retry_failed
-        if self.engine == "slurm":
+            if self.asked[name] and self.engine_name not in engines:
+                option, known = f"--{name.replace('_', '-')}", " or ".join(engines)
+                raise InvalidValue(f"{option} is an option of --engine {known}, not of {self.engine_name}")
+        asked, both = self.asked, {"max_running": self.asked["max_running"], "retry_failed": self.retry_failed}
+        if self.engine_name == "slurm":
             from anchorlora_lab.grid.slurm import SlurmEngine
 
             named = [f"--{name}={asked[name]}" for name in ("partition", "time", "gres") if asked[name]]
-            how: dict[str, Any] = {"max_running": asked["max_running"], "retry_failed": retry, "wait": asked["wait"]}
-            slurm = SlurmEngine((*named, *asked["sbatch"]), per_task=asked["per_task"] or 1, **how)
+            slurm = SlurmEngine((*named, *asked["sbatch"]), per_task=asked["per_task"] or 1, wait=asked["wait"], **both)
             slurm.check()
             return slurm
-        if self.engine == "ray":
+        if self.engine_name == "ray":
             from anchorlora_lab.grid.ray import RayEngine
 
-            ray = RayEngine(max_running=asked["max_running"], retry_failed=retry)
+            ray = RayEngine(**both)
             ray.check()
             return ray
         from anchorlora_lab.grid.scheduler import LocalEngine
         from anchorlora_lab.grid.slots import slots_for
 
-        return LocalEngine(slots_for(device, asked["slots"]))
+        return LocalEngine(slots_for(self.recipe.base_model.device, asked["slots"]))
 
-    def at_a_time(self, device: str) -> int:
+    def at_a_time(self) -> int:
         """Return how many runs to expect at a time, for --dry-run."""
         from anchorlora_lab.grid.slots import slots_for
 
-        return slots_for(device, self.asked["slots"] or self.asked["max_running"])
+        return slots_for(self.recipe.base_model.device, self.asked["slots"] or self.asked["max_running"])
+
+    def command(self, folder: Path, config: RunConfig) -> list[str]:
+        """Return the command that fills a run directory, with the options of execution."""
+        from anchorlora_lab.grid.scheduler import command_line
+
+        return [*command_line(folder, config), *self.execution.words()]
 
 
 def study_options(command: Callable) -> Callable:
     """Add --engine and what engines need, --model, --data, --set, --save-every, --check-every, and --allow-inexact.
 
-    They are gathered, with the recipe, in the arguments `engines`, `recipe`, `numbers` (of methods' parts), and `execution`.
+    They are gathered, with the recipe and --out, in the argument `study`.
     """
 
     @recipe_options
     @execution_options
     @wraps(command)
-    def gathered(*args: Any, engine: str, retry_failed: bool, recipe: str, settings, model, data, **given: Any) -> Any:
+    def gathered(*, engine: str, retry_failed: bool, recipe: str, settings, model, data, to, execution, **given: Any) -> Any:
         from anchorlora.cli.parsing import recipe_named, settings_of
 
         asked = {name: given.pop(name) for name in OPTIONS}
@@ -112,7 +122,7 @@ def study_options(command: Callable) -> Callable:
         named = recipe_named(recipe)[0]
         refuse_unasked_code(recipe, named, fields)
         chosen = apply_options(named, fields, model, data)
-        return command(*args, engines=EngineOptions(engine, retry_failed, asked), recipe=chosen, numbers=numbers, **given)
+        return command(study=Study(chosen, numbers, to, execution, engine, retry_failed, asked), **given)
 
     gathered = click.option("--retry-failed", is_flag=True, help=RETRY)(gathered)
     for name, (_, how) in reversed(OPTIONS.items()):

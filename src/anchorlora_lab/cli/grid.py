@@ -9,10 +9,9 @@ import click
 
 from anchorlora.cli.console import example, out, path_option
 from anchorlora.cli.dry_run import estimate_time, flops_option
-from anchorlora.cli.options import ExecutionOptions, recipe_argument
-from anchorlora.config import Recipe
+from anchorlora.cli.options import recipe_argument
 from anchorlora.errors import InvalidValue, UnknownName
-from anchorlora_lab.cli.engines import EngineOptions, listed, seeds, seeds_of, study_options
+from anchorlora_lab.cli.engines import Study, listed, seeds, seeds_of, study_options
 
 
 @click.command(epilog=example("anchorlora grid mini --methods seq-lora,sfor --out runs/grid"))
@@ -36,12 +35,8 @@ def grid(
     orders: str | None,
     seeds: str,
     models: str | None,
-    to: Path,
     manifests: tuple[Path, ...],
-    engines: EngineOptions,
-    recipe: Recipe,
-    numbers: dict[str, float],
-    execution: ExecutionOptions,
+    study: Study,
     dry_run: bool,
     to_list: bool,
     flops: float | None,
@@ -56,32 +51,34 @@ def grid(
     from anchorlora_lab.cli.progress import commands, failures, handed_over, run_all
     from anchorlora_lab.grid.plan import GridAxes, plan
 
+    recipe, numbers = study.recipe, study.numbers
     named = orders_named(listed(orders) if orders else None, recipe, by_default=["order1", "order2", "order3"])
     axes = GridAxes(_methods(methods), named, seeds_of(seeds), listed(models) if models else ())
-    chosen_by = [read_selection(path) for path in manifests]
-    planned = plan(
-        recipe, axes, to, settings=_settings(axes.methods, numbers), selections=_fitting(chosen_by, axes.methods, numbers)
-    )
+    selections = [read_selection(path) for path in manifests]
+    settings = _settings(axes.methods, numbers)
+    _refuse_unfitting(selections, axes.methods, numbers)
+    planned = plan(recipe, axes, study.to, settings=settings, selections=selections)
     if dry_run:
         for each in planned:
             each.refuse_another()
             out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
         out.print(f"{sum(not each.done for each in planned)} of {len(planned)} runs are missing")
-        at_a_time = engines.at_a_time(recipe.base_model.device)
-        for line in estimate_time([each.config for each in planned if not each.done], at_a_time, flops):
+        for line in estimate_time([each.config for each in planned if not each.done], study.at_a_time(), flops):
             out.print(line)
         return
     refuse_unknown_tasks([each.config.order for each in planned if not each.done], recipe)
     if to_list:
-        if engines.engine != "local":
-            raise InvalidValue(f"--list prints commands for you to start, and --engine {engines.engine} starts them; leave out one")
-        commands(planned, root=to, execution=execution, retry_failed=engines.retry_failed)
+        if study.engine_name != "local":
+            raise InvalidValue(
+                f"--list prints commands for you to start, and --engine {study.engine_name} starts them; leave out one"
+            )
+        commands(planned, study)
         return
-    outcomes = run_all(planned, root=to, engine=engines.made(recipe.base_model.device), execution=execution)
+    outcomes = run_all(planned, study.engine(), study)
     before = "" if outcomes else "; none was missing"
-    out.print(f"{sum(each.done for each in planned)} of {len(planned)} runs are finished in {to}" + before)
-    handed_over(outcomes, to)
-    failures(outcomes, to)
+    out.print(f"{sum(each.done for each in planned)} of {len(planned)} runs are finished in {study.to}" + before)
+    handed_over(outcomes, study.to)
+    failures(outcomes, study.to)
 
 
 def _methods(text: str) -> list[str]:
@@ -111,7 +108,7 @@ def _settings(methods: Sequence[str], numbers: dict[str, float]) -> dict[str, di
     return found
 
 
-def _fitting(selections, methods: Sequence[str], numbers: dict[str, float]):
+def _refuse_unfitting(selections, methods: Sequence[str], numbers: dict[str, float]) -> None:
     for selection in selections:
         if selection.method not in methods:
             raise InvalidValue(f"a selection was given for {selection.method}, which is not a method of this grid")
@@ -121,4 +118,3 @@ def _fitting(selections, methods: Sequence[str], numbers: dict[str, float]):
             raise InvalidValue(
                 f"{selection.parameter} was selected on the holdout as {selection.selected:g}; leave out --set or --selection"
             )
-    return selections

@@ -13,34 +13,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from anchorlora.cli.console import err, out
-from anchorlora.cli.options import ExecutionOptions
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import Failed
+from anchorlora_lab.cli.engines import Study
 from anchorlora_lab.grid.folder import remember, submitting
-from anchorlora_lab.grid.scheduler import Engine, Outcome, Planned, command_line, to_begin
+from anchorlora_lab.grid.scheduler import Engine, Outcome, Planned, to_begin
 
 A_DAY = 24 * 3600.0  # seconds; the remaining time is estimated from all runs so far, not from the last half minute
 
 
 def bar_over(console: Console, clock: Callable[[], float] | None = None) -> Progress:
     """Return a bar over runs with the remaining time; it draws nothing if the console is not a terminal."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("remaining"),
-        TimeRemainingColumn(elapsed_when_finished=False),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-        speed_estimate_period=A_DAY,
-        get_time=clock,
-    )
+    remaining = (TextColumn("remaining"), TimeRemainingColumn(elapsed_when_finished=False))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *remaining)
+    hidden = not console.is_terminal
+    return Progress(*columns, console=console, transient=True, disable=hidden, speed_estimate_period=A_DAY, get_time=clock)
 
 
-def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, execution: ExecutionOptions) -> list[Outcome]:
+def run_all(planned: Sequence[Planned], engine: Engine, study: Study) -> list[Outcome]:
     """Run what is missing, with a bar over all runs and one line per finished run."""
+    root = study.to
     for each in planned:
         each.refuse_another()
     done = sum(each.done for each in planned)
@@ -56,22 +48,21 @@ def run_all(planned: Sequence[Planned], *, root: Path, engine: Engine, execution
             bar.advance(task)
             err.print(f"{finished}/{len(planned) - done} {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
 
-        return engine.run(
-            planned, root=root, watch=watch, command=lambda folder, config: [*command_line(folder, config), *execution.words()]
-        )
+        return engine.run(planned, root=root, watch=watch, command=study.command)
 
 
-def commands(planned: Sequence[Planned], *, root: Path, execution: ExecutionOptions, retry_failed: bool) -> None:
+def commands(planned: Sequence[Planned], study: Study) -> None:
     """Print the command of every missing run, one a line, after writing its configuration."""
+    root = study.to
     for each in planned:
         each.refuse_another()
     if all(each.done for each in planned):
         return
     remember([each.folder for each in planned], root)
     with stopping_at_once(), submitting(root):
-        missing, others = to_begin(planned, root, given={}, retry_failed=retry_failed)
+        missing, others = to_begin(planned, root, given={}, retry_failed=study.retry_failed)
     for each in missing:
-        click.echo(shlex.join([*command_line(each.folder.absolute(), each.config), *execution.words()]))
+        click.echo(shlex.join(study.command(each.folder.absolute(), each.config)))
     for outcome in others:
         err.print(f"left out: {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
 

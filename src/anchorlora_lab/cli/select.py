@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import click
 
 from anchorlora.cli.console import example, out, path_option
-from anchorlora.cli.options import ExecutionOptions, methods_beginning, recipe_argument
-from anchorlora.config import Recipe
+from anchorlora.cli.options import methods_beginning, recipe_argument
 from anchorlora.errors import Failed, InvalidValue
-from anchorlora_lab.cli.engines import EngineOptions, study_options
+from anchorlora_lab.cli.engines import Study, study_options
 
 
 @click.command(epilog=example("anchorlora select mini --method o-lora --out runs/selected"))
@@ -22,17 +20,7 @@ from anchorlora_lab.cli.engines import EngineOptions, study_options
 @click.option("--values", metavar="X,Y,...", help="Candidates to try instead of the method's own; they are not scaled.")
 @path_option("--out", "to", required=True, help="The folder for candidate runs and selection.json.")
 @study_options
-def select(
-    method: str,
-    order: str,
-    seed: int,
-    values: str | None,
-    to: Path,
-    engines: EngineOptions,
-    recipe: Recipe,
-    numbers: dict[str, float],
-    execution: ExecutionOptions,
-) -> None:
+def select(method: str, order: str, seed: int, values: str | None, study: Study) -> None:
     """Choose a method's strength on a holdout of the training data.
 
     Writes selection.json. No test file is opened. A tenth of the training data is held out, the same for every seed and order.
@@ -44,13 +32,14 @@ def select(
     from anchorlora_lab.cli.progress import handed_over, run_all
     from anchorlora_lab.grid.selection import TUNABLE, candidate_runs, choose, scale_of, write_selection
 
-    if numbers:
-        raise InvalidValue(f"{next(iter(numbers))} is what the candidates are for; leave it out")
+    recipe, to = study.recipe, study.to
+    if study.numbers:
+        raise InvalidValue(f"{next(iter(study.numbers))} is what the candidates are for; leave it out")
     if method not in TUNABLE:
         method_named(method)
         raise InvalidValue(f"{method} has nothing to choose; tunable methods: {', '.join(TUNABLE)}")
     tunable, tasks = TUNABLE[method], order_named(order, recipe)
-    declared, engine = tunable.candidates if values is None else _asked(values), engines.made(recipe.base_model.device)
+    declared, engine = tunable.candidates if values is None else _asked(values), study.engine()
     scale = scale_of(recipe, tunable, tasks, seed, to) if values is None else None
     scaled = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
     candidates = candidate_runs(recipe, method, tunable, scaled, tasks, seed, to)
@@ -58,7 +47,7 @@ def select(
         candidate_run.refuse_another()
     already = (to / FILE).exists()
     if not already:
-        outcomes = run_all(candidates, root=to, engine=engine, execution=execution)
+        outcomes = run_all(candidates, engine, study)
         if any(o.status == "submitted" or o.note for o in outcomes):
             handed_over(outcomes, to)
             out.print("the same command chooses among the candidates once they have finished")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from anchorlora.cli.console import example, out, path_option
-from anchorlora.cli.options import ExecutionOptions, recipe_argument
-from anchorlora.config import Recipe
+from anchorlora.cli.options import recipe_argument
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
-from anchorlora_lab.cli.engines import EngineOptions, listed, seeds, seeds_of, study_options
+from anchorlora_lab.cli.engines import Study, listed, seeds, seeds_of, study_options
 
 
 @click.command(epilog=example("anchorlora trace mini --methods seq-lora,sfor --out runs/trace"))
@@ -34,18 +31,7 @@ from anchorlora_lab.cli.engines import EngineOptions, listed, seeds, seeds_of, s
 @click.option("--layers", is_flag=True, help="Also record every layer.")
 @path_option("--out", "to", required=True, help="The folder for all traced runs.")
 @study_options
-def trace(
-    methods: str | None,
-    order: str,
-    seeds: str,
-    points: int,
-    layers: bool,
-    to: Path,
-    engines: EngineOptions,
-    recipe: Recipe,
-    numbers: dict[str, float],
-    execution: ExecutionOptions,
-) -> None:
+def trace(methods: str | None, order: str, seeds: str, points: int, layers: bool, study: Study) -> None:
     """Trace the drift of a second task, for each method and seed.
 
     All methods of a seed start from the same first-task state and core. Repeat the command to run only what is missing. If
@@ -56,20 +42,20 @@ def trace(
     from anchorlora_lab.grid.folder import remember
     from anchorlora_lab.grid.plan import TRACED, rows, starts
 
-    if numbers:
+    if study.numbers:
         raise InvalidValue(
-            f"a trace uses methods as they are defined; instead of setting {next(iter(numbers))}, define a method in a file"
+            f"a trace uses methods as they are defined; instead of setting {next(iter(study.numbers))}, define a method in a file"
         )
-    recipe = recipe.changed({"trace_points": points, "trace_layers": layers})
+    to, recipe = study.to, study.recipe.changed({"trace_points": points, "trace_layers": layers})
     tasks = order_named(order, recipe)
     named = {name: method_named(name) for name in (listed(methods) if methods else TRACED)}
     begun = starts(recipe, tasks, seeds_of(seeds), to)
     traced = rows(recipe, named, tasks, begun, to)
     refuse_unknown_tasks([each.config.order for each in traced if not each.done], recipe)
-    engine = engines.made(recipe.base_model.device)
+    engine = study.engine()
     remember([each.folder for each in (*begun.values(), *traced)], to)
-    outcomes = run_all(list(begun.values()), root=to, engine=engine, execution=execution)
-    outcomes += run_all([row for row in traced if begun[row.config.seed].done], root=to, engine=engine, execution=execution)
+    outcomes = run_all(list(begun.values()), engine, study)
+    outcomes += run_all([row for row in traced if begun[row.config.seed].done], engine, study)
     before = "" if outcomes else "; none was missing"
     out.print(f"{sum(each.done for each in traced)} of {len(traced)} traces are finished in {to}" + before)
     handed_over(outcomes, to)

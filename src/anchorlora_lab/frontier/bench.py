@@ -140,14 +140,8 @@ def bench(
         return 0
     subject = Subject.of(model, folder / "made")
     measures = Measures(subject, data, size)
-    facts = {
-        "schema": 1,
-        "model": folder.name,
-        "sha256": subject.loaded.sha256,
-        "sizes": asdict(size),
-        "machine": platform.machine(),
-        "versions": {name: version(name) for name in VERSIONS},
-    }
+    facts = {"schema": 1, "model": folder.name, "sha256": subject.loaded.sha256, "sizes": asdict(size)}
+    facts |= {"machine": platform.machine(), "versions": {name: version(name) for name in VERSIONS}}
     made = 0
     for run in leased(folder, runs):
         began = time.process_time()
@@ -167,9 +161,8 @@ def bench(
             record = one(subject, measures, run, skill, data)
         settings = {name: value for name, value in asdict(run.row).items() if name not in ("name", "rates", "tier")}
         whole = time.process_time() - began
-        append(
-            folder, {**facts, **about, "data": run.row.data, "settings": settings, **record, "whole_cpu_seconds": round(whole, 1)}
-        )
+        about |= {"data": run.row.data, "settings": settings}
+        append(folder, {**facts, **about, **record, "whole_cpu_seconds": round(whole, 1)})
         made += 1
         say(f"{run.id}: {summary(record['points'])}; {whole:.0f} CPU seconds")
         if most is not None and made >= most:
@@ -180,39 +173,34 @@ def bench(
 def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[str, Any]:
     """Train a run and measure its points."""
     from anchorlora_lab.frontier.skills import human_chats
-    from anchorlora_lab.frontier.training import train
+    from anchorlora_lab.frontier.training import Training
 
-    size = measures.sizes
+    size, row = measures.sizes, run.row
     examples = [subject.encoded(i, item.prompt, item.answer) for i, item in enumerate(skill.drawn(size.train, run.seed))]
-    people = human_chats(data, size.own) if run.row.human or run.row.old else []
+    people = human_chats(data, size.own) if row.human or row.old else []
     human = [subject.encoded(i, question, answer) for i, (question, answer) in enumerate(people)]
     points: list[dict[str, Any]] = []
     peaks: list[int] = []
-    clocks: list[Any] = []
 
-    def at_epoch(epoch: int, seconds: Any) -> None:
+    def at_epoch(epoch: int, seconds: Mapping[str, float]) -> None:
         peaks.append(peak_bytes())
-        if run.row.repair:
-            clocks.append(seconds)
-            return
+        if row.repair:
+            if epoch < EPOCHS:
+                return
+            began = time.process_time()
+            subject.repair()
+            seconds = {**seconds, "repair": time.process_time() - began}
         norm = subject.norm()
         clock = {name: round(value, 2) for name, value in seconds.items()}
-        for scale in (1.0, *(run.row.scales if epoch == EPOCHS else ())):
+        for scale in (1.0, *(row.scales if epoch == EPOCHS else ())):
             with subject.scaled(scale):
                 found = measures.of(skill)
             points.append({"epoch": epoch, "scale": scale, "norm": round(scale * norm, 5), "cpu_seconds": clock, **found})
         reset_peak()
 
     before = reset_peak()
-    most = skill.max_new_tokens
-    facts = train(
-        subject, run.row, run.rate, examples, epochs=EPOCHS, seed=run.seed, own=size.own, human=human, most=most, at_epoch=at_epoch
-    )
-    if run.row.repair:
-        began = time.process_time()
-        subject.repair()
-        clock = {name: round(value, 2) for name, value in {**clocks[-1], "repair": time.process_time() - began}.items()}
-        points = [{"epoch": EPOCHS, "scale": 1.0, "norm": round(subject.norm(), 5), "cpu_seconds": clock, **measures.of(skill)}]
+    how = {"epochs": EPOCHS, "own": size.own, "human": human, "most": skill.max_new_tokens, "at_epoch": at_epoch}
+    facts = Training(subject, row, run.rate, run.seed, examples, **how).run()
     return {**facts, "peak_bytes": max(0, max(peaks) - before), "points": points}
 
 

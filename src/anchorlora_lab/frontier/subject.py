@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -69,7 +69,7 @@ class Subject:
         self.stack.open(torch.Generator().manual_seed(0))
         self.pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
         sample = [self.encoded(0, SAMPLE, words) for words in ("one", "two and three", "four")]
-        self.unpacked = unpackable(self.model, [e.prompt + e.answer for e in sample])
+        self.packs = unpackable(self.model, [e.prompt + e.answer for e in sample]) is None
 
     @property
     def model(self) -> Any:
@@ -151,19 +151,24 @@ class Subject:
 
     def norm(self) -> float:
         """Return the Frobenius norm of the whole update."""
-        total = 0.0
         if self.full is not None:
             changes = (part.get_delta_weight("default") for part in self.full.modules() if hasattr(part, "osf_svd_params"))
-            return float(sum(float(in_float64(change.detach()).square().sum()) for change in changes)) ** 0.5
-        for f in self.stack.newest().values():
-            total += f.scale**2 * float((in_float64(f.B.T @ f.B) * in_float64(f.A @ f.A.T)).sum())
-        return total**0.5
+            squares = [float(in_float64(change.detach()).square().sum()) for change in changes]
+        else:
+            blocks = self.stack.newest().values()
+            squares = [f.scale**2 * float((in_float64(f.B.T @ f.B) * in_float64(f.A @ f.A.T)).sum()) for f in blocks]
+        return sum(squares) ** 0.5
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the block's factors."""
+        return sum(4 * (f.A.numel() + f.B.numel()) for f in self.stack.newest().values())
 
     # reading
 
     def row(self, group: Sequence[Encoded]) -> MicroBatch:
         """Return examples as one forward pass."""
-        return packed_row(group) if self.unpacked is None else micro_batch(group, pad=self.pad)
+        return packed_row(group) if self.packs else micro_batch(group, pad=self.pad)
 
     def logits(self, batch: MicroBatch) -> Tensor:
         """Return the logits (answer tokens, vocabulary) of a forward pass."""
@@ -181,44 +186,32 @@ class Subject:
 
     def answers(self, prompts: Sequence[str], *, max_new_tokens: int) -> list[str]:
         """Return greedy answers."""
-        packed = self.unpacked is None
-        scorer = Scorer(self.model, self.tokenizer, max_new_tokens, 24, self.device, share_prefix=False, packed=packed)
+        scorer = Scorer(self.model, self.tokenizer, max_new_tokens, 24, self.device, share_prefix=False, packed=self.packs)
         return [text.strip() for text in scorer.texts([self.prompt(text) for text in prompts])]
 
     def losses(self, examples: Sequence[Encoded]) -> ExampleLosses:
         """Return the losses of examples, for constraints that ask what answers or gradients depend on."""
-        packed = self.unpacked is None
-        return ExampleLosses(self.model, lambda count: examples[:count], self.device, packed=packed, pad=self.pad)
+        return ExampleLosses(self.model, lambda count: examples[:count], self.device, packed=self.packs, pad=self.pad)
 
     # made once for a model
 
-    def own(self, use: str, count: int) -> tuple[list[Mapping[str, Any]], float]:
+    def own_encoded(self, use: str, count: int) -> tuple[list[Encoded], float]:
         """Return chats that the model wrote for a use, and the CPU seconds that they took; no two uses share any."""
-        path = self.folder / f"own-{use}.json"
 
-        def write() -> None:
+        def write(path: Path) -> None:
             with self.scaled(0.0):
                 seed = 1000 + ("cores", "replay", "held-out").index(use)
                 rows = own_text(self.model, self.tokenizer, count=count, seed=seed, max_tokens=OWN_TOKENS)
             path.write_text(json.dumps(rows))
 
-        seconds = made_once(path, write)
-        return json.loads(path.read_text()), seconds
-
-    def own_encoded(self, use: str, count: int) -> tuple[list[Encoded], float]:
-        """Return the model's own chats as tokens."""
-        rows, seconds = self.own(use, count)
-        encoded = [
-            Encoded(Example(i, "", ""), "", tuple(row["prompt_ids"]), tuple(row["completion_ids"]), False)
-            for i, row in enumerate(rows)
-        ]
-        return encoded, seconds
+        path, seconds = made_once(self.folder / f"own-{use}.json", write)
+        chats = [(tuple(row["prompt_ids"]), tuple(row["completion_ids"])) for row in json.loads(path.read_text())]
+        return [Encoded(Example(i, "", ""), "", *tokens, False) for i, tokens in enumerate(chats)], seconds
 
     def memory(self, chats: Sequence[Encoded], use: str = "") -> tuple[dict[str, Tensor], float]:
         """Return what the model's answers to chats depend on, for all linear layers, and the CPU seconds."""
-        path = self.folder / f"memory{use}.safetensors"
 
-        def write() -> None:
+        def write(path: Path) -> None:
             self.open("all-linear")
             if "default" not in self.model.peft_config:
                 self.stack.open(torch.Generator().manual_seed(0))
@@ -226,32 +219,31 @@ class Subject:
                 sensitivity = AnswerSensitivity(SENSITIVE).end_task(self.stack.anchor(losses=self.losses(chats)))
             write_tensors(path, sensitivity)
 
-        seconds = made_once(path, write)
+        path, seconds = made_once(self.folder / f"memory{use}.safetensors", write)
         return dict(read_tensors(path)), seconds
 
     def cores(self, chats: Sequence[Encoded], use: str = "") -> tuple[dict[str, Any], float]:
         """Return the cores of all linear layers as `anchorlora train` makes them of chats, and the CPU seconds."""
-        path = self.folder / f"cores{use}.safetensors"
 
-        def write() -> None:
+        def write(path: Path) -> None:
             self.open("all-linear")
             rows = [{"text": SAMPLE, "prompt_ids": list(e.prompt), "completion_ids": list(e.answer)} for e in chats]
             with self.scaled(0.0):
                 made = cores_of_samples(self.model, self.tokenizer, read_samples(rows), CORES, device=self.device)
             made.write(path)
 
-        seconds = made_once(path, write)
+        path, seconds = made_once(self.folder / f"cores{use}.safetensors", write)
         return dict(read_cores(path)), seconds
 
 
-def made_once(path: Path, write: Callable[[], None]) -> float:
-    """Let a file be written unless it is there; return the CPU seconds that writing it took.  One process writes, others wait."""
+def made_once(path: Path, write: Callable[[Path], None]) -> tuple[Path, float]:
+    """Let a file be written unless it is there; return it, and the CPU seconds that it took.  One process writes, others wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     clock = path.with_name(f"{path.name}.seconds")
     with FileLock(f"{path}.lock"):
         if not clock.is_file():
             path.unlink(missing_ok=True)
             began = time.process_time()
-            write()
+            write(path)
             clock.write_text(repr(time.process_time() - began))
-    return float(clock.read_text())
+    return path, float(clock.read_text())

@@ -8,7 +8,7 @@ that are asked the same ones (old abilities in all, a new skill over seeds) are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 
 from anchorlora.pages.table import Column, Table, Value
 from anchorlora_lab.report.figures.style import COLORS, LINES, OTHERS, REFERENCE
+from anchorlora_lab.report.grid import pivot
+from anchorlora_lab.report.records import grouped
 
 PLAIN, BEFORE = "plain", "before"
 SLACK = 0.5  # points of learning that a row may lack of plain LoRA's best
@@ -46,7 +48,7 @@ class Point:
     def half(self, first: int) -> Point:
         """The examples at even (0) or odd (1) places."""
         changes = {name: values[first::2] for name, values in self.changes.items()}
-        return Point(**{**self.__dict__, "new": self.new[first::2], "changes": changes})
+        return replace(self, new=self.new[first::2], changes=changes)
 
     @property
     def learned(self) -> float:
@@ -75,52 +77,36 @@ def points_of(records: Iterable[Mapping[str, Any]]) -> list[Point]:
         if record["row"] == BEFORE or record["skill"] not in before:
             continue
         old, there = before[record["skill"]]["points"][0]["old"], abilities(before[record["skill"]])
+        cluster, size = (record["skill"], record["seed"]), record["stored_bytes"] + record["kept_bytes"]
         for point in record["points"]:
-            points.append(
-                Point(
-                    record["row"],
-                    (record["rate"], point["epoch"], point["scale"]),
-                    (record["skill"], record["seed"]),
-                    point["new"],
-                    {name: [a - b for a, b in zip(point["old"][name], old[name], strict=True)] for name in there},
-                    {name: fmean(values) for name, values in point["kl"].items()},
-                    point["norm"],
-                    sum(point["cpu_seconds"].values()),
-                    record["stored_bytes"] + record["kept_bytes"],
-                    record["peak_bytes"],
-                )
-            )
+            setting = (record["rate"], point["epoch"], point["scale"])
+            changes = {name: [a - b for a, b in zip(point["old"][name], old[name], strict=True)] for name in there}
+            kl, seconds = {name: fmean(values) for name, values in point["kl"].items()}, sum(point["cpu_seconds"].values())
+            made = (record["row"], setting, cluster, point["new"], changes, kl, point["norm"], seconds, size, record["peak_bytes"])
+            points.append(Point(*made))
     return points
 
 
 def settings_of(points: Sequence[Point]) -> dict[Setting, list[Point]]:
     """Points by setting; a setting without all clusters of the row is left out."""
-    clusters = {point.cluster for point in points}
-    by: dict[Setting, list[Point]] = {}
-    for point in points:
-        by.setdefault(point.setting, []).append(point)
+    clusters, by = {point.cluster for point in points}, grouped(points, lambda point: point.setting)
     return {setting: members for setting, members in by.items() if {point.cluster for point in members} == clusters}
 
 
 def chosen(points: Sequence[Point]) -> dict[str, tuple[Setting, bool]]:
     """Each row's setting by the rule at `points`, and whether it learns as much as plain LoRA, on the clusters that both have."""
-    rows: dict[str, list[Point]] = {}
-    for point in points:
-        rows.setdefault(point.row, []).append(point)
+    rows = grouped(points, lambda point: point.row)
     settings: dict[str, tuple[Setting, bool]] = {}
     for name, members in rows.items():
-        clusters = {point.cluster for point in members} & {point.cluster for point in rows.get(PLAIN, [])}
-        own, plain = (
-            settings_of([point for point in group if point.cluster in clusters]) for group in (members, rows.get(PLAIN, []))
-        )
+        both = (members, rows.get(PLAIN, []))
+        clusters = set.intersection(*({point.cluster for point in group} for group in both))
+        own, plain = (settings_of([point for point in group if point.cluster in clusters]) for group in both)
         if not own or not plain:
             continue
+        learned = {setting: fmean(p.learned for p in at) for setting, at in own.items()}
         least = max(fmean(p.learned for p in at) for setting, at in plain.items() if setting[2] == 1) - SLACK
-        enough = {setting: at for setting, at in own.items() if fmean(p.learned for p in at) >= least}
-        if enough:
-            settings[name] = max(enough, key=lambda setting: fmean(p.kept for p in enough[setting])), True
-        else:
-            settings[name] = max(own, key=lambda setting: fmean(p.learned for p in own[setting])), False
+        kept = {setting: fmean(p.kept for p in own[setting]) for setting, mean in learned.items() if mean >= least}
+        settings[name] = (max(kept, key=kept.__getitem__), True) if kept else (max(learned, key=learned.__getitem__), False)
     return settings
 
 
@@ -130,11 +116,11 @@ def chosen_rates(records: Sequence[Mapping[str, Any]], *, choosing: Sequence[str
     return {row: setting[0] for row, (setting, _) in chosen(points).items()}
 
 
-def interval(clusters: Sequence[Mapping[str, Values]], *, draws: int = DRAWS) -> tuple[float, float]:
+def interval(clusters: Sequence[Mapping[str, Values]]) -> tuple[float, float]:
     """The 95 % interval of the mean over clusters, lists, and examples, in points; lists of one name answer the same questions."""
     draw = np.random.default_rng(0)
     asked = sorted({(name, len(values)) for cluster in clusters for name, values in cluster.items()})
-    places = {questions: draw.integers(questions[1], size=(draws, questions[1])) for questions in asked}
+    places = {questions: draw.integers(questions[1], size=(DRAWS, questions[1])) for questions in asked}
     means = np.stack(
         [np.mean([np.asarray(v)[places[n, len(v)]].mean(1) for n, v in cluster.items()], axis=0) for cluster in clusters], axis=1
     )
@@ -190,10 +176,8 @@ def frontier_tables(records: Sequence[Mapping[str, Any]], *, choosing: Sequence[
     """The frontier on the skills that choose, and on the others as far as they have runs."""
     skills = dict.fromkeys(record["skill"] for record in records if record["row"] == PLAIN)
     chooses, others = ([skill for skill in skills if (skill in choosing) == side] for side in (True, False))
-    parts = [("skills that chose", chooses), ("other skills", others)] if chooses else []
-    return [
-        frontier_table(records, f"{title}: {', '.join(part)}", choosing=chooses, reported=part) for title, part in parts if part
-    ]
+    parts = {f"skills that chose: {', '.join(chooses)}": chooses, f"other skills: {', '.join(others)}": others}
+    return [frontier_table(records, title, choosing=chooses, reported=part) for title, part in parts.items() if chooses and part]
 
 
 def frontier_table(records: Sequence[Mapping[str, Any]], title: str, *, choosing: Sequence[str], reported: Sequence[str]) -> Table:
@@ -238,8 +222,7 @@ def frontier_table(records: Sequence[Mapping[str, Any]], title: str, *, choosing
     )
     pairs_of = [len({p.cluster for p in entry.members}) for entry in entries]
     apart = frozenset(i for i, entry in enumerate(entries) if "†" in entry.name or pairs_of[i] < max(pairs_of))
-    rows = tuple(tuple(of(entry) for _, of in measures) for entry in entries)
-    return Table("frontier", f"Learning and keeping, {title}", tuple(column for column, _ in measures), rows, note, apart)
+    return pivot("frontier", f"Learning and keeping, {title}", entries, measures, note, apart)
 
 
 PANELS = {"none": "new examples alone", "own text": "with text of the model's own", "old data": "with old data"}
@@ -273,13 +256,8 @@ def picture(records: Sequence[Mapping[str, Any]]) -> Figure:
         for i, name in enumerate(name for name in means if data[name] == kind):
             look = {"color": COLORS[i % len(COLORS)], "marker": OTHERS[i % len(OTHERS)], "markersize": 4}
             at.plot(*zip(*means[name], strict=True), linestyle="", alpha=0.35, **look)
-            at.plot(
-                *zip(*best_of(means[name]), strict=True),
-                linewidth=1,
-                linestyle=LINES[i // len(COLORS) % len(LINES)],
-                label=name,
-                **look,
-            )
+            line = {"linewidth": 1, "linestyle": LINES[i // len(COLORS) % len(LINES)], "label": name}
+            at.plot(*zip(*best_of(means[name]), strict=True), **line, **look)
         at.axhline(0, color=REFERENCE, linewidth=0.8)
         at.set_title(PANELS[kind], fontsize="medium")
         at.set_xlabel("new skill, % right")

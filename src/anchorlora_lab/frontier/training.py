@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -59,179 +59,150 @@ class _Diverging(ActiveConstraint):
         return self.of.strength * (before.exp() * (before - now)).sum(-1).mean()
 
 
-def train(
-    subject: Subject,
-    row: Row,
-    rate: float,
-    examples: Sequence[Encoded],
-    *,
-    epochs: int,
-    seed: int,
-    own: int,
-    human: Sequence[Encoded],
-    most: int,
-    at_epoch: Callable[[int, Mapping[str, float]], None],
-) -> dict[str, Any]:
-    """Train one row, beside so many of the model's own chats or what people wrote, where the row uses them.  Returns facts.
+@dataclass
+class Training:
+    """A row's training at one rate: on what, for how long, and the clock that its points are told by."""
 
-    Where the row learns from answers that the model writes, these have `most` tokens at most. `at_epoch` is called after every
-    epoch, with the CPU seconds so far, which leave it out.
-    """
-    if row.method == OSF:
-        return _train_full(subject, rate, examples, epochs=epochs, seed=seed, at_epoch=at_epoch)
-    if row.method == SDFT:
-        return _train_on_own_answers(subject, rate, examples, epochs=epochs, seed=seed, most=most, at_epoch=at_epoch)
-    began, made, kept = time.process_time(), 0.0, 0
-    method = METHODS[row.method]
-    subject.open(QV if row.qv else "all-linear")
-    memory: dict[str, Tensor] = {}
-    cores: dict[str, Any] = {}
-    layers = set(lora_layers(subject.model))
-    paused = time.process_time()
-    shown, use = list(human), "-human"
-    if not row.old and (method.reads_past or "core" in method.requires):
-        (shown, made), use = subject.own_encoded("cores", own), ""
-    if method.reads_past:
-        whole, seconds = subject.memory(shown, use)
-        memory = {n: t for n, t in whole.items() if any(n.removesuffix("/tail").endswith(f"/{layer}") for layer in layers)}
-        made += seconds
-        kept += sum(t.numel() * t.element_size() for t in memory.values())
-        if method.provided_cores is not None:
-            cores = {name: part.core for name, part in method.provided_cores(memory).items()}
-    elif "core" in method.requires:
-        whole_cores, seconds = subject.cores(shown, use)
-        cores, made = {name: whole_cores[name] for name in layers}, made + seconds
-        kept += sum(4 * core.basis.numel() for core in cores.values())
-    chats: list[Encoded] = []
-    if row.own or row.kl:
-        chats, seconds = subject.own_encoded("replay", own)
-        made += seconds
-    mixed = (row.own, chats) if row.own else (row.human, list(human))
-    kept += sum(4 * (len(e.prompt) + len(e.answer)) for e in (mixed[1] if mixed[0] else chats))
-    evaluating = time.process_time() - paused  # what is made once counts as it took then
-    subject.open(QV if row.qv else "all-linear")
-    stack = subject.stack
-    method.plan.begin_task(stack, torch.Generator().manual_seed(seed), first=True)
-    anchor = stack.anchor(cores=cores, past=memory, losses=subject.losses(examples))
-    constraints: list[Any] = list(with_start(method).at(2)) if row.method != PLAIN else []
-    if row.kl:
-        constraints.append(OwnTextDivergence(subject, chats, row.kl))
-    optimizer = torch.optim.AdamW(method.plan.param_groups(stack), lr=rate, weight_decay=row.weight_decay)
-    steps = -(-len(examples) // WINDOW)
+    subject: Subject
+    row: Row
+    rate: float
+    seed: int
+    examples: Sequence[Encoded]
+    epochs: int
+    own: int  # chats that the model writes, where the row uses any
+    human: Sequence[Encoded]  # what people wrote, where the row uses it
+    most: int  # tokens of an answer that the model writes, where the row learns from such answers
+    at_epoch: Callable[[int, Mapping[str, float]], None]  # called after every epoch with the CPU seconds so far, which leave it out
+    made: float = 0.0  # CPU seconds of the model's own text and of what is made of it
+    left_out: float = 0.0  # CPU seconds that are not training's
+    began: float = field(default_factory=time.process_time)
 
-    def rehearsed(done: int, start: int, end: int) -> Sequence[Encoded]:
-        share, rows = mixed
-        return [rows[i % len(rows)] for i in range(int(share * (done + start)), int(share * (done + end)))]
+    def run(self) -> dict[str, Any]:
+        """Train, and return facts."""
+        return {OSF: self._train_full, SDFT: self._train_on_own_answers}.get(self.row.method, self._train_block)()
 
-    accelerator = accelerator_on(subject.device)
-    torch.manual_seed(seed)
-    learner = Learner(subject.model, accelerator.prepare_optimizer(optimizer), anchor, constraints, accelerator)
-    rules = Rules(loss_named("example_mean", row.token_weights), clip_norm=CLIP, rate=lambda step: min(1.0, step / WARMUP))
-    with learning(learner, rules) as training:
-        for step, window in enumerate(_windows(subject, examples, epochs, seed, rehearsed), 1):
-            training.step(window)
-            if step % steps == 0:
-                now = time.process_time()
-                at_epoch(step // steps, {"training": now - began - evaluating, "made": made})
-                subject.model.train()
-                evaluating += time.process_time() - now
-    stored = sum(4 * (f.A.numel() + f.B.numel()) for f in stack.newest().values())
-    return {"stored_bytes": stored, "kept_bytes": kept, "parts": method.definition}
+    def _end_epoch(self, epoch: int) -> None:
+        now = time.process_time()
+        self.at_epoch(epoch, {"training": now - self.began - self.left_out, "made": self.made})
+        self.subject.model.train()
+        self.left_out += time.process_time() - now
 
+    def _train_block(self) -> dict[str, Any]:
+        subject, row, method = self.subject, self.row, METHODS[self.row.method]
+        subject.open(QV if row.qv else "all-linear")
+        layers, paused = set(lora_layers(subject.model)), time.process_time()
+        memory, cores, kept = self._past(layers)
+        chats = self._chats("replay") if row.own or row.kl else []
+        share, rehearsable = (row.own, chats) if row.own else (row.human, list(self.human))
+        kept += sum(4 * (len(e.prompt) + len(e.answer)) for e in (rehearsable if share else chats))
+        self.left_out = time.process_time() - paused  # what is made once counts as it took then
+        subject.open(QV if row.qv else "all-linear")
+        stack = subject.stack
+        method.plan.begin_task(stack, torch.Generator().manual_seed(self.seed), first=True)
+        anchor = stack.anchor(cores=cores, past=memory, losses=subject.losses(self.examples))
+        constraints: list[Any] = list(with_start(method).at(2)) if row.method != PLAIN else []
+        if row.kl:
+            constraints.append(OwnTextDivergence(subject, chats, row.kl))
+        optimizer = torch.optim.AdamW(method.plan.param_groups(stack), lr=self.rate, weight_decay=row.weight_decay)
 
-def _windows(
-    subject: Subject,
-    examples: Sequence[Encoded],
-    epochs: int,
-    seed: int,
-    rehearsed: Callable[..., Any] = lambda *_: (),
-) -> Iterator[Window]:
-    orders, row_tokens = torch.Generator().manual_seed(seed), ROW_TOKENS if subject.unpacked is None else None
-    for epoch in range(epochs):
-        order = torch.randperm(len(examples), generator=orders).tolist()
-        mixed = partial(rehearsed, epoch * len(examples))
-        yield from windows(examples, order, size=WINDOW, micro=WINDOW, pad=subject.pad, rehearsed=mixed, row_tokens=row_tokens)
+        def rehearsed(done: int, start: int, end: int) -> Sequence[Encoded]:
+            return [rehearsable[i % len(rehearsable)] for i in range(int(share * (done + start)), int(share * (done + end)))]
 
+        accelerator = accelerator_on(subject.device)
+        torch.manual_seed(self.seed)
+        learner = Learner(subject.model, accelerator.prepare_optimizer(optimizer), anchor, constraints, accelerator)
+        rules = Rules(loss_named("example_mean", row.token_weights), clip_norm=CLIP, rate=lambda step: min(1.0, step / WARMUP))
+        with learning(learner, rules) as training:
+            for window in self._windows(rehearsed):
+                training.step(window)
+        return {"stored_bytes": subject.stored_bytes, "kept_bytes": kept, "parts": method.definition}
 
-def _train_full(
-    subject: Subject,
-    rate: float,
-    examples: Sequence[Encoded],
-    *,
-    epochs: int,
-    seed: int,
-    at_epoch: Callable[[int, Mapping[str, float]], None],
-) -> dict[str, Any]:
-    # as `train`: the same windows, warm-up, and clipping
-    began, evaluating, steps, loss = time.process_time(), 0.0, -(-len(examples) // WINDOW), loss_named("example_mean")
-    with subject.decomposed() as model:
-        trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
-        model.train()
-        for step, window in enumerate(_windows(subject, examples, epochs, seed), 1):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * min(1.0, step / WARMUP)
-            for batch in window.micro_batches:
-                with packed(model, batch.layout, batch.kept):
-                    outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
-                    loss(outputs.logits, batch, window).backward()
-            torch.nn.utils.clip_grad_norm_(trained, CLIP)
-            optimizer.step()
-            optimizer.zero_grad()
-            if step % steps == 0:
-                now = time.process_time()
-                at_epoch(step // steps, {"training": now - began - evaluating, "made": 0.0})
-                model.train()
-                evaluating += time.process_time() - now
-        stored = sum(4 * part.weight.numel() for part in model.modules() if hasattr(part, "osf_svd_params"))
-    return {"stored_bytes": stored, "kept_bytes": 0, "parts": OSF}
+    def _chats(self, use: str) -> list[Encoded]:
+        chats, seconds = self.subject.own_encoded(use, self.own)
+        self.made += seconds
+        return chats
 
+    def _past(self, layers: set[str]) -> tuple[dict[str, Tensor], dict[str, Any], int]:
+        """The past that the row's method knows, for these layers: memory, cores, and their bytes."""
+        subject, method = self.subject, METHODS[self.row.method]
+        if not method.reads_past and "core" not in method.requires:
+            return {}, {}, 0
+        shown, use = (list(self.human), "-human") if self.row.old else (self._chats("cores"), "")
+        if not method.reads_past:
+            whole, seconds = subject.cores(shown, use)
+            self.made += seconds
+            cores = {name: whole[name] for name in layers}
+            return {}, cores, sum(4 * core.basis.numel() for core in cores.values())
+        known, seconds = subject.memory(shown, use)
+        self.made += seconds
+        memory = {n: t for n, t in known.items() if any(n.removesuffix("/tail").endswith(f"/{layer}") for layer in layers)}
+        provided = method.provided_cores(memory) if method.provided_cores is not None else {}
+        cores = {name: part.core for name, part in provided.items()}
+        return memory, cores, sum(t.numel() * t.element_size() for t in memory.values())
 
-def _train_on_own_answers(
-    subject: Subject,
-    rate: float,
-    examples: Sequence[Encoded],
-    *,
-    epochs: int,
-    seed: int,
-    most: int,
-    at_epoch: Callable[[int, Mapping[str, float]], None],
-) -> dict[str, Any]:
-    """Train as TRL's SDFT does: its loss, teacher (the base model), and words before the example; one answer a prompt."""
-    try:
-        from trl.experimental.sdft import SDFTConfig, SDFTTrainer
-    except ImportError:
-        raise MissingExtra(f"the row {SDFT} needs TRL with its trl.experimental.sdft, as 1.16 has it: pip install -U trl") from None
-    from transformers import PrinterCallback, TrainerCallback
+    def _windows(self, rehearsed: Callable[..., Any] = lambda *_: ()) -> Iterator[Window]:
+        """The windows of all epochs; an epoch ends once its last window has been trained on."""
+        subject, orders = self.subject, torch.Generator().manual_seed(self.seed)
+        how: dict[str, Any] = {"pad": subject.pad, "row_tokens": ROW_TOKENS if subject.packs else None}
+        for epoch in range(self.epochs):
+            order = torch.randperm(len(self.examples), generator=orders).tolist()
+            mixed = partial(rehearsed, epoch * len(self.examples))
+            yield from windows(self.examples, order, size=WINDOW, micro=WINDOW, rehearsed=mixed, **how)
+            self._end_epoch(epoch + 1)
 
-    began, evaluating = time.process_time(), 0.0
+    def _train_full(self) -> dict[str, Any]:
+        # as `_train_block`: the same windows, warm-up, and clipping
+        loss = loss_named("example_mean")
+        with self.subject.decomposed() as model:
+            trained = [p for p in model.parameters() if p.requires_grad]
+            optimizer = torch.optim.AdamW(trained, lr=self.rate, weight_decay=0.0)
+            model.train()
+            for step, window in enumerate(self._windows(), 1):
+                for group in optimizer.param_groups:
+                    group["lr"] = self.rate * min(1.0, step / WARMUP)
+                for batch in window.micro_batches:
+                    with packed(model, batch.layout, batch.kept):
+                        outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
+                        loss(outputs.logits, batch, window).backward()
+                torch.nn.utils.clip_grad_norm_(trained, CLIP)
+                optimizer.step()
+                optimizer.zero_grad()
+            stored = sum(4 * part.weight.numel() for part in model.modules() if hasattr(part, "osf_svd_params"))
+        return {"stored_bytes": stored, "kept_bytes": 0, "parts": OSF}
 
-    class Measured(TrainerCallback):
-        def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            nonlocal evaluating
-            now = time.process_time()
-            at_epoch(round(state.epoch), {"training": now - began - evaluating, "made": 0.0})
-            subject.model.train()
-            evaluating += time.process_time() - now
+    def _train_on_own_answers(self) -> dict[str, Any]:
+        """Train as TRL's SDFT does: its loss, teacher (the base model), and words before the example; one answer a prompt."""
+        try:
+            from trl.experimental.sdft import SDFTConfig, SDFTTrainer
+        except ImportError:
+            raise MissingExtra(
+                f"the row {SDFT} needs TRL with its trl.experimental.sdft, as 1.16 has it: pip install -U trl"
+            ) from None
+        from transformers import PrinterCallback, TrainerCallback
 
-    subject.open("all-linear")
-    METHODS[PLAIN].plan.begin_task(subject.stack, torch.Generator().manual_seed(seed), first=True)
-    chat, rows = subject.tokenizer.chat_template, []
-    for text, answer in ((e.example.sentence, e.example.label) for e in examples):
-        prompt = [{"role": "user", "content": text}] if chat else f"{text}\n"
-        rows.append({"prompt": prompt, "privileged_context": f"Example answer: {answer}" + ("" if chat else "\n")})
-    steps = {"learning_rate": rate, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": WARMUP, "max_grad_norm": CLIP}
-    sizes = {"per_device_train_batch_size": TOGETHER, "num_generations": 1, "max_completion_length": most}
-    plain = {"bf16": False, "gradient_checkpointing": False, "use_cpu": True}
-    quiet = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
-    with TemporaryDirectory() as folder:
-        settings = SDFTConfig(folder, num_train_epochs=epochs, seed=seed, **steps, **sizes, **plain, **quiet)
-        given = {"train_dataset": rows, "processing_class": subject.tokenizer, "callbacks": [Measured()]}
-        trainer = SDFTTrainer(subject.model, settings, **given)
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-    stored = sum(4 * (f.A.numel() + f.B.numel()) for f in subject.stack.newest().values())
-    return {"stored_bytes": stored, "kept_bytes": 0, "parts": SDFT}
+        self.began, subject, end_epoch = time.process_time(), self.subject, self._end_epoch
+
+        class Measured(TrainerCallback):
+            def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                end_epoch(round(state.epoch))
+
+        subject.open("all-linear")
+        METHODS[PLAIN].plan.begin_task(subject.stack, torch.Generator().manual_seed(self.seed), first=True)
+        chat, rows = subject.tokenizer.chat_template, []
+        for text, answer in ((e.example.sentence, e.example.label) for e in self.examples):
+            prompt = [{"role": "user", "content": text}] if chat else f"{text}\n"
+            rows.append({"prompt": prompt, "privileged_context": f"Example answer: {answer}" + ("" if chat else "\n")})
+        steps = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": WARMUP, "max_grad_norm": CLIP, "seed": self.seed}
+        sizes = {"per_device_train_batch_size": TOGETHER, "num_generations": 1, "max_completion_length": self.most}
+        plain = {"bf16": False, "gradient_checkpointing": False, "use_cpu": True}
+        quiet = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+        with TemporaryDirectory() as folder:
+            settings = SDFTConfig(folder, learning_rate=self.rate, num_train_epochs=self.epochs, **steps, **sizes, **plain, **quiet)
+            given = {"train_dataset": rows, "processing_class": subject.tokenizer, "callbacks": [Measured()]}
+            trainer = SDFTTrainer(subject.model, settings, **given)
+            trainer.remove_callback(PrinterCallback)
+            trainer.train()
+        return {"stored_bytes": subject.stored_bytes, "kept_bytes": 0, "parts": SDFT}
 
 
 def with_start(method: Any) -> Any:

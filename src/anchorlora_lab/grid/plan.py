@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from anchorlora.config import Recipe, RunConfig, differences
 from anchorlora.constraints.base import ProtectsPast
@@ -124,11 +125,8 @@ def starts(recipe: Recipe, order: Sequence[str], seeds: Sequence[int], out: Path
     Raises:
         ValueError: The order has fewer than two tasks.
     """
-    _two(order)
-    return {
-        seed: Planned(out / f"start-{seed}", RunConfig(method=STARTING_METHOD, order=tuple(order[:1]), seed=seed, recipe=recipe))
-        for seed in seeds
-    }
+    shared: dict[str, Any] = {"method": STARTING_METHOD, "order": _two(order)[:1], "recipe": recipe}
+    return {seed: Planned(out / f"start-{seed}", RunConfig(seed=seed, **shared)) for seed in seeds}
 
 
 def rows(
@@ -148,13 +146,11 @@ def rows(
     """
     for name, method in methods.items():
         _check(name, method)
-    return _apart(
-        [
-            Planned(out / f"{slug(name)}-{seed}", RunConfig(method=name, order=_two(order), seed=seed, recipe=recipe), start.folder)
-            for seed, start in begun.items()
-            for name in methods
-        ]
-    )
+    runs = []
+    for (seed, start), name in product(begun.items(), methods):
+        config = RunConfig(method=name, order=_two(order), seed=seed, recipe=recipe)
+        runs.append(Planned(out / f"{slug(name)}-{seed}", config, start.folder))
+    return _apart(runs)
 
 
 def _two(order: Sequence[str]) -> tuple[str, ...]:

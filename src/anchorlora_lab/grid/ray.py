@@ -91,10 +91,8 @@ class RayEngine:
                         each = waiting.pop(0)
                         place = task.options(num_cpus=1, num_gpus=int(gpus > 0 and each.config.recipe.base_model.device != "cpu"))
                         words = command(each.folder.absolute(), each.config)
-                        running[place.remote(words, str(each.folder.absolute()), str(root.absolute()), os.getcwd())] = (
-                            each,
-                            time.monotonic(),
-                        )
+                        reference = place.remote(words, str(each.folder.absolute()), str(root.absolute()), os.getcwd())
+                        running[reference] = each, time.monotonic()
                     for reference in ray.wait(list(running), num_returns=1)[0]:
                         each, began = running.pop(reference)
                         ended.append(_outcome(ray, reference, each, time.monotonic() - began))
@@ -135,14 +133,9 @@ def carried_out(words: Sequence[str], folder: str, root: str, cwd: str) -> str |
     mark_failed(place, top, None)
     said = beside(place, top, "txt")
     with said.open("w") as out:
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            cwd=cwd if Path(cwd).is_dir() else None,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-        )
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
+        there, ending = cwd if Path(cwd).is_dir() else None, _end_with_parent if sys.platform == "linux" else None
+        process = subprocess.Popen(words, **streams, cwd=there, preexec_fn=ending)
         status = process.wait()
     if status in (INTERRUPTED, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL):
         raise Preempted(last_line(said, status))

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils import logging
@@ -50,14 +51,9 @@ def candidate_runs(
     recipe: Recipe, method: str, tunable: Tunable, values: Sequence[float], order: Sequence[str], seed: int, out: Path
 ) -> list[Planned]:
     """Return one run per candidate, tested on the holdout of the training data."""
-    recipe = recipe.changed({"tested_on": "holdout"})
-    return [
-        Planned(
-            out / f"{value:g}",
-            RunConfig(method=method, settings={tunable.parameter: value}, order=tuple(order), seed=seed, recipe=recipe),
-        )
-        for value in values
-    ]
+    held_out = recipe.changed({"tested_on": "holdout"})
+    shared: dict[str, Any] = {"method": method, "order": tuple(order), "seed": seed, "recipe": held_out}
+    return [Planned(out / f"{value:g}", RunConfig(settings={tunable.parameter: value}, **shared)) for value in values]
 
 
 def choose(

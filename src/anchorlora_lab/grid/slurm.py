@@ -194,10 +194,8 @@ def _queued(root: Path, *, forget: bool = False) -> dict[Path, str]:
     if done.returncode:
         raise InvalidValue(f"Slurm does not say what is in the queue: {' '.join(done.stderr.split())}; call again when it does")
     tasks = [line.split(maxsplit=4) for line in done.stdout.splitlines()]
-    runs = {
-        name: read_file(file, list[list[str]], remedy="delete it, and cancel the array of that name")
-        for name, file in listed.items()
-    }
+    remedy = "delete it, and cancel the array of that name"
+    runs = {name: read_file(file, list[list[str]], remedy=remedy) for name, file in listed.items()}
     for _, job, number, state, reason in tasks:
         if reason == STUCK:
             _asked(["scontrol", "release", f"{job}_{number}"])

@@ -19,7 +19,7 @@ from anchorlora.pages.record import tasks_in
 from anchorlora.store.record import Record
 from anchorlora.text import file_name
 from anchorlora_lab.report.layout import AS_IS, Layout
-from anchorlora_lab.report.records import Run, by_method
+from anchorlora_lab.report.records import Run, by_method, grouped
 
 COMPARED = ("recipe", "base_model", "protocol")
 OWNED = (
@@ -58,7 +58,7 @@ def model_labels(runs: Sequence[Run]) -> dict[str, str]:
 def refuse_unlike(runs: Sequence[Run], *, axes: Collection[str] = ()) -> None:
     """Refuse runs that cannot share a table."""
     free = (*OWNED, *NOTED, *axes)
-    found = [{p: v for p, v in _facts(run).items() if not _within(p, free)} for run in runs]
+    found = [{p: v for p, v in _facts(run).items() if not within(p, free)} for run in runs]
     unlike = [
         _difference(path, [(facts.get(path), run) for facts, run in zip(found, runs, strict=True) if not _silent(path, facts)])
         for path in sorted({path for facts in found for path in facts})
@@ -74,12 +74,12 @@ def alike(run: Run, other: Run) -> bool:
     """
     if run.record.recipe != other.record.recipe:
         return False
-    mine, theirs = ({p: v for p, v in _facts(each).items() if not _within(p, (*OWNED, *NOTED))} for each in (run, other))
+    mine, theirs = ({p: v for p, v in _facts(each).items() if not within(p, (*OWNED, *NOTED))} for each in (run, other))
     shared = set(run.order) & set(other.order)
     if any(_primary(run, task) != _primary(other, task) for task in shared):
         return False
-    one_sided = {path for path in mine.keys() ^ theirs.keys() if not _within(path, (*BY_TASK, "data"))}
-    return not one_sided and all(mine[path] == theirs[path] or _within(path, OF_ALL) for path in mine.keys() & theirs.keys())
+    one_sided = {path for path in mine.keys() ^ theirs.keys() if not within(path, (*BY_TASK, "data"))}
+    return not one_sided and all(mine[path] == theirs[path] or within(path, OF_ALL) for path in mine.keys() & theirs.keys())
 
 
 def _primary(run: Run, task: str) -> str:
@@ -90,10 +90,8 @@ def _primary(run: Run, task: str) -> str:
 
 def refuse_other_starts(runs: Sequence[Run]) -> None:
     """Refuse traces of one seed that did not start from one first-task state, and traces with different recorded steps."""
-    unlike = []
-    for seed in sorted({run.seed for run in runs}):
-        starts = [(run.task1_state, run) for run in runs if run.seed == seed]
-        unlike.append(_difference(f"protocol.task1_state of seed {seed}", starts))
+    starts = {seed: [(run.task1_state, run) for run in runs if run.seed == seed] for seed in sorted({run.seed for run in runs})}
+    unlike = [_difference(f"protocol.task1_state of seed {seed}", states) for seed, states in starts.items()]
     unlike.append(_difference("recorded steps", [([point.step for point in run.trace], run) for run in runs]))
     _refuse([line for line in unlike if line])
 
@@ -101,7 +99,7 @@ def refuse_other_starts(runs: Sequence[Run]) -> None:
 def footnote(runs: Sequence[Run]) -> str:
     """Return a sentence on the hosts, versions, and threads in which runs differ; empty if they agree."""
     known = [leaves(run.record, fields=("threads", "versions", "host", "protocol")) for run in runs]
-    found = [{path: value for path, value in facts.items() if _within(path, NOTED)} for facts in known]
+    found = [{path: value for path, value in facts.items() if within(path, NOTED)} for facts in known]
     parts = []
     for path in sorted({path for facts in found for path in facts}):
         values = sorted({str(facts.get(path, "absent")) for facts in found})
@@ -137,7 +135,8 @@ def _refuse(unlike: Sequence[str]) -> None:
         raise InvalidValue(f"these runs cannot share a table: {'; '.join(unlike)}; {REMEDY}")
 
 
-def _within(path: str, roots: Collection[str]) -> bool:
+def within(path: str, roots: Collection[str]) -> bool:
+    """Tell whether a dotted path is one of some fields, or lies below one."""
     return any(path == root or path.startswith(f"{root}.") for root in roots)
 
 
@@ -176,16 +175,16 @@ def studies_of(runs: Sequence[Run]) -> list[Study]:
     Runs of one task stand beside a study of sequences that has the task at the same settings, and runs at learning rate 0 beside
     any study; they make studies of their own only where there are no others.
     """
-    groups: dict[Key, list[Run]] = {}
     others = tuple(run for run in runs if len(run.order) == 1 or not run.trained)
     asked, labels = [run for run in runs if run.trained] or runs, model_labels(runs)
     begun = {run.task1_state for run in asked if run.trace}
-    for run in asked:
-        if len(run.order) == 1 and run.task1_state in begun:
-            continue  # it only made the state that traces start from
-        kind: Kind = "trace" if run.trace else "sequence"
-        tasks = run.order if run.trace else tuple(sorted(run.order))
-        groups.setdefault((kind, run.record.recipe, labels[model_of(run)], tasks), []).append(run)
+
+    def key_of(run: Run) -> Key:
+        kind, tasks = ("trace", run.order) if run.trace else ("sequence", tuple(sorted(run.order)))
+        return kind, run.record.recipe, labels[model_of(run)], tasks  # type: ignore[return-value]  # a kind
+
+    # a run of one task may only have made the state that traces start from
+    groups = grouped([run for run in asked if len(run.order) > 1 or run.task1_state not in begun], key_of)
     for (kind, *_), mine in groups.items():
         _refuse_twice(mine)
         refuse_unlike(mine)

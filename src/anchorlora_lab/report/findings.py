@@ -94,7 +94,7 @@ def findings_of(study: Study) -> Findings:
 
 def _of_sequences(study: Study) -> Findings:
     runs, grid = study.runs, Grid.of(study.runs)
-    learned = _ranked(study)
+    learned = dict(sorted(_comparable(study, "AA").items(), key=lambda each: -_aa(each[1])))  # from the highest mean
     asked = study.layout.reference if study.layout.reference in grid.methods else None
     plain = asked or unprotected_of(runs)
     protection, forgetting = _protection(runs), _forgetting(study, plain)
@@ -104,29 +104,22 @@ def _of_sequences(study: Study) -> Findings:
     top = next(iter(learned))
     differences = _differences(top, learned)
     told = {each.other: each.shown for each in differences}
-    apart, close = ([method for method, known in told.items() if known is which] for which in (True, False))
-    unknown = [method for method, known in told.items() if known is None]
+    apart, close, unknown = ([method for method, known in told.items() if known is which] for which in (True, False, None))
     cards = [_highest(learned[top], differences, apart, close, unknown), protection, forgetting]
-    verdict = [
-        f"{top} ends {'highest' if told else 'at'}{' with' if told else ''} {_aa(learned[top]):.1f} % mean accuracy over all tasks"
-    ]
+    verdict = [f"{top} ends {'highest with' if told else 'at'} {_aa(learned[top]):.1f} % mean accuracy over all tasks"]
     if apart:
         verdict.append(f", higher than {'all ' + str(len(apart)) + ' others' if len(apart) == len(told) > 1 else _names(apart, 3)}")
     if close:
         verdict.append(f"{'; ' if apart else ', but '}{_names(close, 3)} may be as good")
     verdict.append(". ")
-    if plain and plain != top and (lost := _fm(grid.of_method(plain))) is not None and (mine := _fm(learned[top])) is not None:
+    mine, lost = _fm(learned[top]), _fm(grid.of_method(plain)) if plain and plain != top else None
+    if mine is not None and lost is not None:
         without = f"With {asked}" if asked else f"Without protection ({plain})"
         verdict.append(f"{without}, earlier tasks lose {lost:.1f} points; with {top}, {mine:.1f}.")
-    elif (mine := _fm(learned[top])) is not None:
+    elif mine is not None:
         verdict.append(f"Earlier tasks lose {mine:.1f} points.")
     advice = (*_choices(learned, told), *_missing(study, told))
     return Findings("".join(verdict).strip(), tuple(filter(None, cards)), advice)
-
-
-def _ranked(study: Study) -> dict[str, list[Run]]:
-    """The methods that lack no runs and have learned, from the highest mean AA to the lowest."""
-    return dict(sorted(_comparable(study, "AA").items(), key=lambda each: -_aa(each[1])))
 
 
 def _comparable(study: Study, score: str) -> dict[str, list[Run]]:
@@ -195,7 +188,7 @@ def _protection(runs: Sequence[Run]) -> Card | None:
     facts = {method: _boundaries(mine) for method, mine in methods.items()}
     exact = [m for m, fact in facts.items() if fact.exact == fact.boundaries]
     broken = [m for m, fact in facts.items() if fact.promised and m not in exact]
-    moved = {m: fact.rho for m, fact in facts.items() if m not in exact and m not in broken}
+    known = {m: fact.rho for m, fact in facts.items() if m not in exact and m not in broken and fact.rho is not None}
     more = []
     if broken:
         told = "; ".join(f"{m}: {facts[m].exact} of {facts[m].boundaries} boundaries, rho {facts[m].rho:.1e}" for m in broken)
@@ -207,10 +200,8 @@ def _protection(runs: Sequence[Run]) -> Card | None:
     else:
         words, state = "No method leaves protected directions alone", ""
     if exact:
-        more.append(
-            f"The share rho counts as zero at all {sum(facts[m].boundaries for m in exact)} task boundaries of {_names(exact, 8)}."
-        )
-    known = {m: rho for m, rho in moved.items() if rho is not None}
+        boundaries = sum(facts[m].boundaries for m in exact)
+        more.append(f"The share rho counts as zero at all {boundaries} task boundaries of {_names(exact, 8)}.")
     if known:
         least, most = min(known, key=lambda m: known[m]), max(known, key=lambda m: known[m])
         spread = f"{known[least]:.0%} ({least}) to {known[most]:.0%} ({most})" if least != most else f"{known[most]:.0%} ({most})"
@@ -319,15 +310,13 @@ def _of_trace(runs: Sequence[Run]) -> Findings:
     if known:
         low, high = min(known.values()), max(known.values())
         share = f"{100 * low:.0f} to {100 * high:.0f} %" if len(known) > 1 else f"{100 * high:.0f} %"
-        others = (
-            f"of {'the others' if exact else _names(list(known), 4)}, {share} of the change lies on the first task's directions"
-        )
+        who = "the others" if exact else _names(list(known), 4)
+        others = f"of {who}, {share} of the change lies on the first task's directions"
         told = f"{told}; {others}" if told else others[0].upper() + others[1:]
     steps = max(point.step for points in ends.values() for point in points)
     chance = mean_of(point.chance for points in ends.values() for point in points)
-    more = f"After {steps} optimizer steps on the second task" + (
-        f"; chance is {100 * chance:.0f} %." if chance is not None else "."
-    )
+    beside = "" if chance is None else f"; chance is {100 * chance:.0f} %"
+    more = f"After {steps} optimizer steps on the second task{beside}."
     words = f"Broken by {_names(broken, 3)}" if broken else "Every promise holds" if exact else "Nothing is protected"
     state: State = "bad" if broken else "good" if exact else ""
     seeds = len({run.seed for run in runs})

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Literal
+from typing import Literal, TypeVar
 
 from anchorlora.pages.record import order_label, paper_order
 from anchorlora.pages.table import Column, Table, Value
 from anchorlora_lab.report.layout import NOTES, value_of
-from anchorlora_lab.report.records import Run, by_method, deviation_of, mean_of
+from anchorlora_lab.report.records import Run, by_method, deviation_of, grouped, mean_of
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,10 @@ class Grid:
     @cached_property
     def note(self) -> str:
         """A sentence that names the missing runs, methods with the same gaps together; empty for a complete grid."""
-        gaps: dict[str, list[str]] = {}
-        for method in self.methods:
-            missing = [self._gap(method, order) for order in self.orders]
-            if any(missing):
-                gaps.setdefault(", ".join(filter(None, missing)), []).append(method)
-        if not gaps:
+        gaps = grouped(self.methods, lambda method: ", ".join(filter(None, (self._gap(method, order) for order in self.orders))))
+        told = "; ".join(f"{', '.join(methods)}: {gap}" for gap, methods in gaps.items() if gap)
+        if not told:
             return ""
-        told = "; ".join(f"{', '.join(methods)}: {gap}" for gap, methods in gaps.items())
         return f"Missing runs: {told}. Rows with missing runs are means over the runs that exist; they are not ranked or compared."
 
     def _gap(self, method: str, order: tuple[str, ...]) -> str:
@@ -120,6 +116,7 @@ class Grid:
         return f"{order_label(order)} seed{'s' if len(seeds) > 1 else ''} {' '.join(seeds)}" if seeds else ""
 
 
+Group = TypeVar("Group")
 Digits = int | Literal["e", "g"]
 Measure = tuple[Column, Callable[[Sequence[Run]], Value]]
 METHOD: Measure = (Column("method"), lambda runs: runs[0].method)
@@ -136,8 +133,8 @@ def amount(n: int, what: str) -> str:
 def pivot(
     name: str,
     title: str,
-    groups: Iterable[Sequence[Run]],
-    measures: Sequence[Measure],
+    groups: Iterable[Group],
+    measures: Sequence[tuple[Column, Callable[[Group], Value]]],
     note: str | None = None,
     partial: frozenset[int] = frozenset(),
 ) -> Table:

@@ -61,12 +61,9 @@ class Layout:
         """
         methods, tasks = {run.method for run in runs}, dict.fromkeys(task for run in runs for task in run.order)
         grouped = [method for methods in self.groups.values() for method in methods]
-        for kind, asked, known in (
-            ("column", self.columns, [*COLUMNS, *tasks]),
-            ("method in these runs", [*grouped, *([self.reference] if self.reference else [])], sorted(methods)),
-            ("spread", [self.spread] if self.spread else [], SPREADS),
-        ):
-            _refuse_unknown(kind, asked, known)
+        _refuse_unknown("column", self.columns, [*COLUMNS, *tasks])
+        _refuse_unknown("method in these runs", [*grouped, *filter(None, [self.reference])], sorted(methods))
+        _refuse_unknown("spread", filter(None, [self.spread]), SPREADS)
         twice = next((method for method in grouped if grouped.count(method) > 1), None)
         if twice is not None:
             raise InvalidValue(f"the method {twice!r} stands in two groups; name it in one")

@@ -151,26 +151,11 @@ def render(chapters: Sequence[Chapter], pictures: dict[tuple[int, str], Picture]
         pictures: As `all_pictures` returns them.
         to: The folder of the page, from which its links lead to records.
     """
-    parts = [_part(number, chapter, pictures, to) for number, chapter in enumerate(chapters)]
+    links = [Links(chapter.study, f"{number}") if chapter.study else None for number, chapter in enumerate(chapters, 1)]
     environment = escaping("anchorlora_lab.report")
     script, digest = script_of(environment, "tables.js.j2")
-    return environment.get_template("page.html.j2").render(parts=parts, script=script, script_hash=digest)
-
-
-def _part(number: int, chapter: Chapter, pictures: Mapping[tuple[int, str], Picture], to: Path) -> dict[str, Any]:
-    """A chapter with its findings, its figures, and its tables with their links."""
-    links = Links(chapter.study, f"{number + 1}") if chapter.study else None
-    sections = [
-        {
-            "title": section.title,
-            "words": section.words,
-            "pictures": [pictures[number, name] for name in section.figures if (number, name) in pictures],
-            "tables": [{"table": table, "rows": _cells(table, links)} for table in section.tables],
-            "folded": [{"table": table, "rows": _cells(table, links)} for table in section.folded],
-        }
-        for section in chapter.sections
-    ]
-    return {"chapter": chapter, "sections": sections, "findings": chapter.findings, "methods": links.methods(to) if links else []}
+    given = {"parts": list(zip(chapters, links, strict=True)), "pictures": pictures, "to": to, "cells": _cells}
+    return environment.get_template("page.html.j2").render(given, script=script, script_hash=digest)
 
 
 class Links:

@@ -50,10 +50,8 @@ def paired_tests(comparisons: Sequence[Mapping[Any, float]], *, level: float = 0
         adjusted[j] = (largest >= ratios[j, 0] - 1e-12).mean()
     adjusted[least] = np.maximum.accumulate(adjusted[least][::-1])[::-1]
     own = [list(changes.values()) for changes in comparisons]
-    return [
-        PairedTest(len(c), fmean(c), _typical(c, level), *shares)
-        for c, *shares in zip(own, p.tolist(), adjusted.tolist(), strict=True)
-    ]
+    tested = zip(own, p.tolist(), adjusted.tolist(), strict=True)
+    return [PairedTest(len(c), fmean(c), _typical(c, level), *shares) for c, *shares in tested]
 
 
 @cache

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from anchorlora.errors import InvalidValue
 from anchorlora.store.adapter_config import adapter_sha256
@@ -18,6 +18,8 @@ from anchorlora.store.record import LABELS_FILE, RECORD_FILE, SEAL_FILE, Amount,
 from anchorlora.store.run_folder import RIGHT_FILE, RunFolder
 from anchorlora_lab.suites.evaluation import EVAL_FILE, Evaluation, read_evaluation
 
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 Family = Literal["shared", "cumulative"]
 FAMILIES: dict[Family, str] = {"shared": "shared adapter", "cumulative": "one block per task"}  # as words
 
@@ -193,10 +195,20 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
     def place(run: Run) -> tuple[int, int, str]:
         return list(FAMILIES).index(run.family), len(run.record.method.parts), run.method
 
-    out: dict[str, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: (place(run), run.order, run.seed)):
-        out.setdefault(run.method, []).append(run)
-    return out
+    return grouped(sorted(runs, key=lambda run: (place(run), run.order, run.seed)), lambda run: run.method)
+
+
+def grouped(items: Iterable[Item], by: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by what they have in common, in the order in which they come.
+
+    Args:
+        items: Any items.
+        by: Gives the key of an item.
+    """
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(by(item), []).append(item)
+    return groups
 
 
 def families_of(runs: Sequence[Run]) -> dict[Family, list[Run]]:

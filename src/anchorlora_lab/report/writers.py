@@ -23,9 +23,8 @@ LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
 }
 MARKUP = re.compile(r"([\\`*\[\]|]|:(?=//)|(?<=www)\.)")  # what makes a link, a picture, code, or a cell in Markdown
 FORMULA = tuple("=+-@＝＋－＠")
-WITHIN = re.compile(
-    rf"([;\t\n]\s*)(?=[{re.escape(''.join(FORMULA))}])"
-)  # where a cell begins for programs that separate cells at semicolons or tabs
+# where a cell begins for programs that separate cells at semicolons or tabs
+WITHIN = re.compile(rf"([;\t\n]\s*)(?=[{re.escape(''.join(FORMULA))}])")
 
 
 def text(table: Table) -> str:
@@ -46,7 +45,8 @@ def text(table: Table) -> str:
         seq-lora  67.50        -
         <BLANKLINE>
     """
-    return visible(f"{table.title}\n\n{_grid(table, 'simple', _plain)}\n" + (f"\n{table.note}\n" if table.note else ""))
+    grid = _grid(table, "simple", lambda text, _: _one_line(text))
+    return visible(f"{table.title}\n\n{grid}\n" + (f"\n{table.note}\n" if table.note else ""))
 
 
 def markdown(table: Table) -> str:
@@ -85,32 +85,17 @@ def latex(table: Table) -> str:
     assert top == middle == bottom == r"\hline"
     body = rows
     if table.groups:
-        named = [
-            [rf"\multicolumn{{{len(table.columns)}}}{{l}}{{\emph{{{_in_latex(name, '')}}}}} \\", *(rows[i] for i in numbers)]
-            for name, numbers in table.groups
-        ]
-        body = [line for group in named for line in (r"\midrule", *group)][1:]
+        body = []
+        for name, numbers in table.groups:
+            heads = rf"\multicolumn{{{len(table.columns)}}}{{l}}{{\emph{{{_in_latex(name, '')}}}}} \\"
+            body += [*([r"\midrule"] if body else []), heads, *(rows[i] for i in numbers)]
     caption = _in_latex(f"{table.title.rstrip('.')}. {table.note}".strip(), "")
-    return "\n".join(
-        [
-            r"\begin{table}[t]",
-            rf"\caption{{{caption}}}",
-            rf"\label{{tab:{file_name(table.name)}}}",
-            r"\centering",
-            before,
-            *(r"\toprule", heading, r"\midrule", *body, r"\bottomrule"),
-            after,
-            r"\end{table}",
-            "",
-        ]
-    )
+    head = [r"\begin{table}[t]", rf"\caption{{{caption}}}", rf"\label{{tab:{file_name(table.name)}}}", r"\centering", before]
+    return "\n".join([*head, r"\toprule", heading, r"\midrule", *body, r"\bottomrule", after, r"\end{table}", ""])
 
 
 def csv(table: Table) -> str:
     """Return a table as CSV, unrounded; cells that a spreadsheet would run as formulas begin with an apostrophe.
-
-    Args:
-        table: The table.
 
     Args:
         table: The table.
@@ -136,10 +121,6 @@ def _grid(table: Table, form: str, dress: Callable[[str, str], str]) -> str:
     headings = [dress(c.heading, "") for c in table.columns]
     align = ["left" if table.is_text(j) else "right" for j in range(len(table.columns))]
     return tabulate(rows, headings, tablefmt=form, disable_numparse=True, colalign=align if rows else None)
-
-
-def _plain(text: str, mark: str) -> str:
-    return _one_line(text)
 
 
 def _in_markdown(text: str, mark: str) -> str:

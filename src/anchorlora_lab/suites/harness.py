@@ -32,16 +32,8 @@ from anchorlora_lab.suites.questions import EvalProgress, Questions, is_file
 from anchorlora_lab.suites.reader import Reader, quiet
 
 NOT_FRACTIONS = {  # names of lm_eval's metrics and aggregations that are on other scales
-    *(
-        "perplexity",
-        "word_perplexity",
-        "byte_perplexity",
-        "weighted_perplexity",
-        "bits_per_byte",
-        "likelihood",
-        "bypass",
-        "bypass_agg",
-    ),
+    *("perplexity", "word_perplexity", "byte_perplexity", "weighted_perplexity", "bits_per_byte", "likelihood"),
+    *("bypass", "bypass_agg"),
     *("bleu", "chrf", "chrf++", "chrfpp", "ter", "brier_score", "mcc", "matthews_corrcoef"),
 }
 IFEVAL = ("langdetect", "immutabledict", "nltk")  # what its checks of an answer need
@@ -77,30 +69,18 @@ class HarnessTask:
         with quiet():
             reader = Reader(model, tokenizer, batch=questions.batch, watch=watch)
             self._set_examples(questions)
-            found = evaluate(
-                reader,
-                {"tasks": dict(self.leaves), "groups": dict(self.groups)},
-                limit=questions.limit,
-                bootstrap_iters=BOOTSTRAP,
-                apply_chat_template=questions.apply_chat_template,
-                fewshot_as_multiturn=questions.apply_chat_template,  # as lm_eval's own command line
-            )
+            tasks = {"tasks": dict(self.leaves), "groups": dict(self.groups)}
+            found = evaluate(reader, tasks, bootstrap_iters=BOOTSTRAP, **_asked(questions))
         return self._measured(found, cut=reader.cut)
 
     def _build(self, reader: Reader, questions: Questions) -> None:
         self._set_examples(questions)
-        template = questions.apply_chat_template
+        own = {"chat_template": None, "tokenizer_name": ""}
+        if questions.apply_chat_template:
+            own = {"chat_template": reader.apply_chat_template, "tokenizer_name": reader.tokenizer_name}
         for name, task in self.leaves.items():
             try:
-                task.build_all_requests(
-                    limit=questions.limit,
-                    rank=0,
-                    world_size=1,
-                    apply_chat_template=template,
-                    fewshot_as_multiturn=template,
-                    chat_template=reader.apply_chat_template if template else None,
-                    tokenizer_name=reader.tokenizer_name if template else "",
-                )
+                task.build_all_requests(rank=0, world_size=1, **_asked(questions), **own)
             except Exception as error:  # a task and a chat template are programs and raise what they like
                 raise InvalidValue(f"the task {name} cannot be asked in this way: {message_of(error)}") from None
 
@@ -112,14 +92,15 @@ class HarnessTask:
             task.set_fewshot_seed(seed=SEED)  # each time anew: building requests draws from it
 
     def _measured(self, found: Mapping[str, Any], *, cut: int) -> Measured:
-        rows = found["results"]
-        keys = self._keys(rows[self.name])
+        rows, row = found["results"], found["results"][self.name]
+        keys = self._keys(row)
         shots = {task.get_config("num_fewshot") for task in self.leaves.values()}
         return Measured(
-            n=rows[self.name]["sample_len"],
+            n=row["sample_len"],
             cut=cut,
             num_fewshot=shots.pop() if len(shots) == 1 else None,
-            metrics={_shown(key): _score(rows[self.name], key) for key in keys},
+            # null for an error that lm_eval does not give, as for a single question
+            metrics={_shown(k): Score(score=float(row[k]), stderr=_number(row.get(k.replace(",", "_stderr,", 1)))) for k in keys},
             values={leaf: _values(found["samples"][leaf], keys) for leaf in self.leaves},
             parts={leaf: _part(rows[leaf], self._keys(rows[leaf])) for leaf in self.leaves} if self.groups else {},
         )
@@ -128,6 +109,11 @@ class HarnessTask:
         """Metric and filter, as "acc,none", of every metric with a finite score; in the order of the metrics."""
         keys = [key for metric in self.metrics for key in row if key.partition(",")[0] == metric]
         return [key for key in keys if _number(row[key]) is not None]
+
+
+def _asked(questions: Questions) -> dict[str, Any]:
+    template = questions.apply_chat_template  # turns for examples, as lm_eval's own command line
+    return {"limit": questions.limit, "apply_chat_template": template, "fewshot_as_multiturn": template}
 
 
 def task_of_folder(data: mmlu.Mmlu) -> HarnessTask:
@@ -223,11 +209,6 @@ def _fractions(name: str, metrics: Iterable[str], leaves: Mapping[str, Any]) -> 
 def _shown(key: str) -> str:
     """A metric's name, with its filter if it has one: "acc,none" is acc."""
     return key.removesuffix(",none")
-
-
-def _score(row: Mapping[str, Any], key: str) -> Score:
-    """Null for an error that lm_eval does not give, as for a single question."""
-    return Score(score=float(row[key]), stderr=_number(row.get(key.replace(",", "_stderr,", 1))))
 
 
 def _part(row: Mapping[str, Any], keys: Iterable[str]) -> PartScores:

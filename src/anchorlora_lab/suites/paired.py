@@ -14,6 +14,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 from anchorlora.errors import InvalidValue
 from anchorlora.scores import Paired
@@ -40,16 +41,8 @@ def changed(name: str, base: Measured, after: Measured) -> TaskChange:
         for part, p in after.parts.items()
         if primary in p.scores and primary in base.parts[part].scores
     }
-    return TaskChange(
-        task=name,
-        metric=primary,
-        n=after.n,
-        num_fewshot=after.num_fewshot,
-        **dict(metrics[primary]),
-        flips=_flips(primary, base, after),
-        metrics=metrics,
-        parts=parts,
-    )
+    asked: dict[str, Any] = {"task": name, "metric": primary, "n": after.n, "num_fewshot": after.num_fewshot}
+    return TaskChange(**asked, **dict(metrics[primary]), flips=_flips(primary, base, after), metrics=metrics, parts=parts)
 
 
 def _is_fraction(metric: str, *measured: Measured) -> bool:

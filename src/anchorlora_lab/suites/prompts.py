@@ -56,12 +56,8 @@ class OwnPrompts:
         """Return everything about the prompts that a score depends on, for the cache."""
         encoded, most = self._encoded(model, tokenizer, questions)
         content = json.dumps([[e.prompt, e.example.label] for e in encoded])
-        return {
-            "task": self.name,
-            "requests": hashlib.sha256(content.encode()).hexdigest(),
-            "max_new_tokens": most,
-            "batch": questions.batch,
-        }
+        requests = hashlib.sha256(content.encode()).hexdigest()
+        return {"task": self.name, "requests": requests, "max_new_tokens": most, "batch": questions.batch}
 
     def score(self, model: Any, tokenizer: Any, questions: Questions, *, watch: EvalProgress) -> Measured:
         """Return the share of right answers of a model, and its answers."""

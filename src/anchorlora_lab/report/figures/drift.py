@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -71,9 +72,8 @@ def _draw(at: Axes, method: str, found: dict[float, list[float]], looks: PlotSty
     if not values:
         return
     middle = [math.exp(mean([math.log(v) for v in each])) for each in values.values()]
-    at.plot(
-        list(values), middle, marker=look.marker, linestyle=line or look.line, linewidth=1, color=look.color, label=named(method)
-    )
+    style: dict[str, Any] = {"marker": look.marker, "linestyle": line or look.line, "linewidth": 1, "color": look.color}
+    at.plot(list(values), middle, label=named(method), **style)
     places, dots = zip(*((x, value) for x, each in values.items() for value in each), strict=True)
     at.scatter(places, dots, s=8, color=look.color, alpha=0.3, linewidths=0)
 
@@ -93,15 +93,15 @@ def trajectories(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw rho over optimizer steps (top, without step 0) and its last value with the percentage (bottom), on one scale."""
     tasks = plain(" -> ".join(runs[0].order))
     with panels(runs, title=f"rho while training on the second task: {tasks}", rows=2, height=4.2) as (figure, axes):
-        for column, mine in enumerate(families_of(runs).values()):
+        for curves, ends, mine in zip(*axes, families_of(runs).values(), strict=True):
             methods = by_method(mine)
             for place, (method, same) in enumerate(methods.items()):
-                _curve(axes[0][column], method, same, place, looks)
-                _end(axes[1][column], method, same, place, looks)
-            _references(axes[0][column], _by_step(mine))
-            axes[0][column].set(xlabel="optimizer step")
-            axes[1][column].set_xticks(range(len(methods)), [named(_two_lines(method)) for method in methods], fontsize="small")
-            axes[1][column].set_xlim(-0.6, len(methods) - 0.4)
+                _curve(curves, method, same, place, looks)
+                _end(ends, method, same, place, looks)
+            _references(curves, _by_step(mine))
+            curves.set(xlabel="optimizer step")
+            ends.set_xticks(range(len(methods)), [named(_two_lines(method)) for method in methods], fontsize="small")
+            ends.set_xlim(-0.6, len(methods) - 0.4)
         _one_scale(axes)
     return figure
 

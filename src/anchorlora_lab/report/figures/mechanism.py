@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from anchorlora.methods import METHODS
 from anchorlora.pages.record import short_layers
-from anchorlora_lab.report.figures.style import REFERENCE, SMALLEST, PlotStyles, curve, drawable, named, panels, plain
-from anchorlora_lab.report.records import FAMILIES, Family, Point, Run, by_method, families_of, mean
+from anchorlora_lab.report.figures.style import REFERENCE, SMALLEST, PlotStyles, canvas, curve, drawable, named, panels, plain
+from anchorlora_lab.report.records import FAMILIES, Family, Point, Run, by_method, families_of, grouped, mean
 from anchorlora_lab.report.tables.energy import cost_table, energy, layers_of
 from anchorlora_lab.report.tables.mechanism import AGAINST, Spot, ratio, spots_of_boundaries, spots_of_runs
 
@@ -28,27 +28,23 @@ LOGARITHMIC = ("rho", "predicted KL")
 def paths_to_the_past(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw rho by which path to the core a method leaves open: tasks and runs as dots, geometric means, chance, tolerance."""
     mine = {family: found for family in FAMILIES if (found := methods_with_paths(runs, family))}
-    columns = max(1, len(mine))
-    figure = Figure(figsize=(6.4 * columns, 3.6), layout="constrained")
-    axes = figure.subplots(1, columns, squeeze=False, sharex=True)
-    figure.suptitle("What reaches the core, by what a method leaves open", fontsize="large")
+    columns, title = max(1, len(mine)), "What reaches the core, by what a method leaves open"
+    figure, axes = canvas((6.4 * columns, 3.6), 1, columns, title=title, sharex=True)
     for at, (family, methods) in zip(axes[0], mine.items(), strict=False):
         for place, (method, same) in enumerate(methods.items()):
             values = [drawable(d.rho) or SMALLEST for run in same for d in run.record.drift]
             middle, look = math.exp(mean([math.log(v) for v in values])), looks[method]
             at.scatter(values, [place] * len(values), s=14, color=look.color, alpha=0.3, linewidths=0)
             at.scatter([middle], [place], s=80, color=look.color, marker=look.marker, zorder=3)
-            side = "left" if middle < 1e-3 else "right"
-            shift = (10, 8) if side == "left" else (0, 9)
-            told = f"{100 * middle:.2g} %"
+            side, shift = ("left", (10, 8)) if middle < 1e-3 else ("right", (0, 9))
             behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # no reference line runs through a number
-            at.annotate(told, (middle, place), xytext=shift, textcoords="offset points", ha=side, fontsize="small", bbox=behind)
+            style: dict[str, Any] = {"textcoords": "offset points", "ha": side, "fontsize": "small", "bbox": behind}
+            at.annotate(f"{100 * middle:.2g} %", (middle, place), xytext=shift, **style)
         drifts = [d for same in methods.values() for run in same for d in run.record.drift]
         at.axvline(mean([d.chance for d in drifts if d.chance] or [SMALLEST]), linestyle=":", color=REFERENCE, label="chance")
         at.axvline(mean([d.bound for d in drifts]), linestyle="--", color=REFERENCE, label="numerical tolerance")
-        at.set_yticks(
-            range(len(methods)), [f"{method}\n{METHODS[method].entry.leaves_open}" for method in methods], fontsize="small"
-        )
+        open_in = [f"{method}\n{METHODS[method].entry.leaves_open}" for method in methods]
+        at.set_yticks(range(len(methods)), open_in, fontsize="small")
         at.set(xscale="log", xlabel="rho on the core used during the task", ylim=(len(methods) - 0.4, -0.6))
         at.set_title(FAMILIES[family], fontsize="medium")
         at.grid(alpha=0.25, which="major", axis="x")
@@ -97,14 +93,11 @@ def gradients_and_moves(runs: Sequence[Run], looks: PlotStyles) -> Figure:
 def _means(
     at: Axes, method: str, runs: Sequence[Run], value: Callable[[Point], float | None], place: int, looks: PlotStyles
 ) -> None:
-    found: dict[int, list[float]] = {}
-    for run in runs:
-        for point in run.trace:
-            if (each := value(point)) is not None:
-                found.setdefault(point.step, []).append(each)
-    steps = [step for step, values in found.items() if len(values) == len(runs)]
-    if steps:
-        curve(at, method, looks, place, steps, [mean(found[step]) for step in steps], marks=8, linewidth=1.2)
+    known = [(point.step, each) for run in runs for point in run.trace if (each := value(point)) is not None]
+    whole = {step: pairs for step, pairs in grouped(known, lambda pair: pair[0]).items() if len(pairs) == len(runs)}
+    if whole:
+        means = [mean([each for _, each in pairs]) for pairs in whole.values()]
+        curve(at, method, looks, place, list(whole), means, marks=8, linewidth=1.2)
 
 
 def forgetting_of_runs(runs: Sequence[Run], looks: PlotStyles) -> Figure:
@@ -124,10 +117,9 @@ def _clouds(spots: Sequence[Spot], looks: PlotStyles, *, title: str, label: str)
     families = families_of([spot.run for spot in spots])
     known = {name: sum(spot.drift[name] is not None for spot in spots) for name in AGAINST}
     against = [name for name in AGAINST if 2 * known[name] > len(spots)]  # what few have is in the table
-    figure = Figure(figsize=(4.1 * len(against) + 0.1, 3.7 * len(families) + 1.2), layout="constrained")
-    axes = figure.subplots(len(families), len(against), squeeze=False, sharex="col", sharey=True)
-    figure.suptitle(title, fontsize="large")
-    for row, family in zip(axes.tolist(), families, strict=True):
+    size = (4.1 * len(against) + 0.1, 3.7 * len(families) + 1.2)
+    figure, axes = canvas(size, len(families), len(against), title=title, grid=True, sharex="col", sharey=True)
+    for row, family in zip(axes, families, strict=True):
         mine = [spot for spot in spots if spot.run.family == family]
         for at, name in zip(row, against, strict=True):
             for method in by_method([spot.run for spot in mine]):
@@ -139,8 +131,6 @@ def _clouds(spots: Sequence[Spot], looks: PlotStyles, *, title: str, label: str)
                     at.scatter(xs, ys, s=12, marker=look.marker, color=look.color, alpha=0.3, linewidths=0)
                     at.scatter([middle], [mean(ys)], s=70, marker=look.marker, color=look.color, label=named(method))
             at.set_xscale("log" if name in LOGARITHMIC else "linear")
-            at.grid(alpha=0.25, which="major")
-            at.set_axisbelow(True)
             at.set_xlabel(LABELS[name])
         row[0].set_ylabel(f"{FAMILIES[family]}\n{label}")
         handles, labels = row[0].get_legend_handles_labels()
@@ -161,8 +151,7 @@ def cost_of_methods(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw the means over each method's runs, one panel per quantity."""
     table = cost_table(runs)
     rows: list[dict[str, Any]] = [dict(zip((column.heading for column in table.columns), row, strict=True)) for row in table.rows]
-    figure = Figure(figsize=(13, 1.6 + 0.27 * len(rows)), layout="constrained")
-    axes = figure.subplots(1, len(MEASURES), sharey=True, squeeze=False)[0]
+    figure, (axes,) = canvas((13, 1.6 + 0.27 * len(rows)), 1, len(MEASURES), title="Cost of a run", sharey=True)
     for at, (name, (heading, unit)) in zip(axes, MEASURES.items(), strict=True):
         for place, row in enumerate(rows):
             look, value = looks[row["method"]], row.get(heading)
@@ -174,7 +163,6 @@ def cost_of_methods(runs: Sequence[Run], looks: PlotStyles) -> Figure:
         at.tick_params(axis="x", labelsize="small")
         at.grid(alpha=0.25, axis="x")
     axes[0].set(yticks=range(len(rows)), yticklabels=[named(row["method"]) for row in rows], ylim=(len(rows) - 0.5, -0.5))
-    figure.suptitle("Cost of a run", fontsize="large")
     return figure
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations
+from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 
 from anchorlora.methods import METHODS
 from anchorlora_lab.report.comparability import studies_of
-from anchorlora_lab.report.figures.style import REFERENCE, PlotStyles, beside_each_other, named, panels, plain
+from anchorlora_lab.report.figures.style import REFERENCE, PlotStyles, beside_each_other, canvas, named, panels, plain
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.layout import value_of
 from anchorlora_lab.report.paired_tests import mean_interval
@@ -71,9 +71,8 @@ def one_base_model_against_another(runs: Sequence[Run], looks: PlotStyles) -> Fi
     each two base models. Where both put the methods in one order, the marks rise from the lower left.
     """
     rows = [pair for cells in runs_by_base_model(studies_of(runs)) for pair in combinations(cells.items(), 2)]
-    figure = Figure(figsize=(11.2, 4.8 * len(rows)), layout="constrained")
-    axes, shown = figure.subplots(len(rows), 2, squeeze=False), {}
-    figure.suptitle("The same methods on two base models (upper right is better on both)", fontsize="large")
+    title, shown = "The same methods on two base models (upper right is better on both)", {}
+    figure, axes = canvas((11.2, 4.8 * len(rows)), len(rows), 2, title=title, grid=True)
     for row, ((one, ours), (other, theirs)) in zip(axes, rows, strict=True):
         across, up = by_method(ours), by_method(theirs)
         for at, (name, unit) in zip(row, (("AA", "%"), ("BWT", "percentage points")), strict=True):
@@ -86,8 +85,6 @@ def one_base_model_against_another(runs: Sequence[Run], looks: PlotStyles) -> Fi
                 at.errorbar([x], [y], xerr=xerr, yerr=yerr, color=look.color, alpha=0.6, linewidth=1, fmt="none")
                 shown[named(method)] = at.scatter([x], [y], s=90, marker=look.marker, color=look.color, label=named(method))
             at.set(xlabel=f"{name} on {plain(one)}, {unit}", ylabel=f"{name} on {plain(other)}, {unit}")
-            at.grid(alpha=0.25)
-            at.set_axisbelow(True)
     figure.legend([*shown.values()], [*shown], loc="outside lower center", ncols=4, fontsize="small", frameon=False)
     return figure
 
@@ -101,6 +98,7 @@ def _label(method: str, runs: Sequence[Run]) -> str:
     return named(method) + (f" (n = {len(runs)})" if len(runs) > 1 else "")
 
 
+BARS: dict[str, Any] = {"markersize": 6, "linewidth": 2, "capsize": 3, "elinewidth": 1}  # of the first figure
 WIDTH = 8.2  # inches; 800 pixels at the size of a page's column
 FITTING = 96  # letters of a legend that fit one line
 OWN = 3  # methods of the user's own in the first figure
@@ -119,8 +117,9 @@ def task_by_task(runs: Sequence[Run], looks: PlotStyles, reference: str | None =
     roles = roles_of(runs, reference)
     mine = {method: [run for run in grid.of_method(method) if run.order == order] for method in roles}
     level = References.of(runs).majority
-    figure = Figure(figsize=(WIDTH, 3.6 * -(-len(order) // 5)), layout="constrained")
-    axes = figure.subplots(-(-len(order) // 5), min(len(order), 5), sharex=True, sharey=True, squeeze=False).flatten()
+    down = -(-len(order) // 5)
+    figure, _ = canvas((WIDTH, 3.6 * down), down, min(len(order), 5), sharex=True, sharey=True)
+    axes = figure.axes
     for i, (at, task) in enumerate(zip(axes, order, strict=False)):
         last = {method: mean([run.record.accuracy[-1][i] for run in same]) for method, same in mine.items() if same}
         for shift, (method, end) in zip(beside_each_other(len(last), width=0.3), last.items(), strict=True):
@@ -129,13 +128,13 @@ def task_by_task(runs: Sequence[Run], looks: PlotStyles, reference: str | None =
             answered = {len(values): "LA", 1: "AA"}  # by how many stages are left: those whose answers are kept
             ends = [_interval(same, task, each, answered.get(len(values) - k, "")) for k, each in enumerate(values)]
             arms = [_arms(mean(each), end) or [[0.0], [0.0]] for each, end in zip(values, ends, strict=True)]
-            style = {"color": look.color, "marker": look.marker, "markersize": 6, "linewidth": 2, "capsize": 3, "elinewidth": 1}
+            style: dict[str, Any] = {"color": look.color, "marker": look.marker, **BARS}
             sides = [[each[side][0] for each in arms] for side in (0, 1)]
             places, middle = [stage + shift for stage in stages], [mean(each) for each in values]
             at.errorbar(places, middle, yerr=sides, label=_words(method, same, roles[method]), **style)
             near = [(other, name) for name, other in last.items() if abs(other - end) < 8]
             up = 6 * sum((end, method) > each for each in near) - 6 * sum((end, method) < each for each in near)
-            told = {"textcoords": "offset points", "va": "center", "color": look.color, "fontsize": 9}
+            told: dict[str, Any] = {"textcoords": "offset points", "va": "center", "color": look.color, "fontsize": 9}
             at.annotate(f"{end:.0f}", (len(order) + 0.25, end), xytext=(4, up), **told)
         if task in level:
             at.axhline(level[task], linestyle=":", color=REFERENCE, label="majority label")
@@ -191,50 +190,29 @@ def heat_maps(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     grid, size, names = Grid.of(runs), len(runs[0].order), list(by_method(runs))
     across = max(1, min(len(names), 20 // (size + 1)))
     down = -(-len(names) // across)
-    figure = Figure(figsize=(WIDTH if across * (size + 1) > 9 else 5.4, 1.0 + down * (size + 1.4) * 0.33), layout="constrained")
-    at = figure.subplots()
-    colors = matplotlib.colormaps["viridis"]
+    figure, ((at,),) = canvas((WIDTH if across * (size + 1) > 9 else 5.4, 1.0 + down * (size + 1.4) * 0.33))
     every = [value for run in runs for row in run.record.accuracy for value in row]
     low, high = 10 * math.floor(min(every) / 10), 10 * math.ceil(max(every) / 10 + 1e-9)
     for number, method in enumerate(names):
         left, top = (number % across) * (size + 1), -(number // across) * (size + 1.6)
-        cells = [[mean_of(_cell(run, stage, i) for run in grid.of_method(method)) for stage in range(size)] for i in range(size)]
+        triangles = [run.record.accuracy for run in grid.of_method(method)]
+        cells = [[mean([a[t][i] for a in triangles]) if i <= t else None for t in range(size)] for i in range(size)]
         known = [[math.nan if value is None else value for value in row] for row in cells]
         corners = [left + stage for stage in range(size + 1)], [top - i for i in range(size + 1)]
-        image = at.pcolormesh(*corners, known, cmap=colors, vmin=low, vmax=high, edgecolor="white", linewidth=0.5)
+        image = at.pcolormesh(*corners, known, cmap="viridis", vmin=low, vmax=high, edgecolor="white", linewidth=0.5)
         at.text(left, top + 0.2, plain(method, 5 * size + 4), fontsize=8 if len(method) <= 20 else 7, va="bottom")
         for i, row in enumerate(cells if size <= NUMBERED else []):
             for stage, value in enumerate(row):
                 if value is not None:
-                    dark = value < low + 0.6 * (high - low)
-                    at.text(
-                        left + stage + 0.5,
-                        top - i - 0.5,
-                        f"{value:.0f}",
-                        fontsize=7,
-                        ha="center",
-                        va="center",
-                        color="white" if dark else "black",
-                    )
+                    color = "white" if value < low + 0.6 * (high - low) else "black"
+                    at.text(left + stage + 0.5, top - i - 0.5, f"{value:.0f}", fontsize=7, ha="center", va="center", color=color)
     tasks = runs[0].order if grid.one_order else [f"task {i + 1}" for i in range(size)]
-    at.set_yticks(
-        [-(row * (size + 1.6)) - i - 0.5 for row in range(down) for i in range(size)],
-        [plain(task, 14) for task in tasks] * down,
-        fontsize=7,
-    )
-    at.set_xticks(
-        [column * (size + 1) + stage + 0.5 for column in range(across) for stage in range(size)],
-        [str(stage + 1) for _ in range(across) for stage in range(size)],
-        fontsize=7,
-    )
+    ups = [-(row * (size + 1.6)) - i - 0.5 for row in range(down) for i in range(size)]
+    rights = [column * (size + 1) + stage + 0.5 for column in range(across) for stage in range(size)]
+    at.set_yticks(ups, [plain(task, 14) for task in tasks] * down, fontsize=7)
+    at.set_xticks(rights, [str(stage + 1) for stage in range(size)] * across, fontsize=7)
     at.set(xlabel="tasks trained so far", xlim=(-0.1, across * (size + 1) - 0.9), ylim=(-down * (size + 1.6) + 1.4, 1.2))
     at.tick_params(length=0)
     at.spines[:].set_visible(False)
     figure.colorbar(image, ax=at, label="accuracy, %", fraction=0.03, pad=0.01)
     return figure
-
-
-def _cell(run: Run, stage: int, task: int) -> float | None:
-    """The accuracy of the task learned at a place, after a stage."""
-    row = run.record.accuracy[stage]
-    return row[task] if task < len(row) else None

@@ -70,6 +70,20 @@ def _look(place: int, markers: str) -> PlotStyle:
     return PlotStyle(COLORS[place % len(COLORS)], markers[tier], LINES[tier % len(LINES)])
 
 
+def canvas(
+    size: tuple[float, float], rows: int = 1, columns: int = 1, *, title: str = "", grid: bool = False, **shared: Any
+) -> tuple[Figure, list[list[Axes]]]:
+    """Open a figure of a size in inches, with axes in rows and columns; `shared` says which axes have one scale."""
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **shared)
+    if title:
+        figure.suptitle(title, fontsize="large")
+    for at in figure.axes if grid else ():
+        at.grid(alpha=0.25, which="major")
+        at.set_axisbelow(True)
+    return figure, axes.tolist()
+
+
 @contextmanager
 def panels(
     runs: Sequence[Run], *, title: str, rows: int = 1, height: float = 4.8, below: float = 0.14, sharex: bool = False
@@ -77,16 +91,10 @@ def panels(
     """Open a figure with axes for each family in a column, one vertical axis in a row, and a legend below each column."""
     families = families_of(runs)
     size = (max(6.4, 5.6 * len(families)), height * rows)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(rows, len(families), squeeze=False, sharex=sharex, sharey="row")
-    figure.suptitle(title, fontsize="large")
-    for column, family in enumerate(families):
-        axes[0][column].set_title(FAMILIES[family], fontsize="medium")
-    yield figure, axes.tolist()
-    for row in axes:
-        for each in row:
-            each.grid(alpha=0.25, which="major")
-            each.set_axisbelow(True)
+    figure, axes = canvas(size, rows, len(families), title=title, grid=True, sharex=sharex, sharey="row")
+    for at, family in zip(axes[0], families, strict=True):
+        at.set_title(FAMILIES[family], fontsize="medium")
+    yield figure, axes
     for first, last in zip(axes[0], axes[-1], strict=True):
         handles, labels = first.get_legend_handles_labels()
         place = (0.5, -below)

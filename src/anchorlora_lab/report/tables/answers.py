@@ -36,12 +36,9 @@ def evaluation_table(runs: Sequence[Run]) -> Table | None:
     table = replace(table, rows=(base, *table.rows), partial=frozenset({0, *(i + 1 for i in grid.partial)}))
     asked = (facts.task, facts.limit, facts.shots, facts.apply_chat_template) == ("mmlu", None, "0", False)
     fits = asked and [paper_order(order) for order in grid.orders] == ["order1"]
-    return beside(table, _printed(["base", *grid.methods]), mine) if fits else table
-
-
-def _printed(names: Sequence[str]) -> dict[str, list[float | None]]:
-    fields = {"score": "mean", "sd": "std", "change": "delta"}
-    return {heading: [printed("mmlu_qwen3_8b_after_order1", name, field) for name in names] for heading, field in fields.items()}
+    fields, of = {"score": "mean", "sd": "std", "change": "delta"}, ("base", *grid.methods)
+    theirs = {heading: [printed("mmlu_qwen3_8b_after_order1", name, field) for name in of] for heading, field in fields.items()}
+    return beside(table, theirs, mine) if fits else table
 
 
 def _note(facts: Evaluation, grid: Grid) -> str:
@@ -119,9 +116,8 @@ def metric_tables(runs: Sequence[Run]) -> list[Table]:
 def metric_table(runs: Sequence[Run], name: str) -> Table:
     """A metric of every task after the last one, and its change since the task was learned: means over runs."""
     grid = Grid.of(runs)
-    lower = name in (LOSS, PERPLEXITY)
-    better: Better = "lower" if lower else "higher"
-    digits = 3 if lower else 2
+    better: Better = "lower" if name in (LOSS, PERPLEXITY) else "higher"
+    digits = 3 if better == "lower" else 2
     tasks = [task for task in grid.orders[0] if any(_last(run, name=name, task=task) is not None for run in runs)]
     measures: list[Measure] = means({task: partial(_last, name=name, task=task) for task in tasks}, digits)
     every: list[Measure] = [

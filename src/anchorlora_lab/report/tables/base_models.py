@@ -12,7 +12,7 @@ from anchorlora_lab.report.comparability import OF_TOKENS, Study, footnote, mode
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.layout import NOTES, value_of
 from anchorlora_lab.report.published import CROSS, DELTA, MISTRAL, QWEN, any_printed, is_papers_own, printed, printed_by_order
-from anchorlora_lab.report.records import Run, by_method, deviation_of, mean_of
+from anchorlora_lab.report.records import Run, by_method, deviation_of, grouped, mean_of
 from anchorlora_lab.report.tables.mechanism import DRAWS, METHODS, rank_correlation
 from anchorlora_lab.report.tables.references import References
 from anchorlora_lab.report.tables.scores import BETTER, by_example, ends
@@ -36,15 +36,11 @@ def base_model_tables(studies: Sequence[Study]) -> list[Table]:
 
 def runs_by_base_model(studies: Sequence[Study]) -> list[dict[str, list[Run]]]:
     """Return, for every set of tasks that several base models were trained on, their runs of the first order that all share."""
-    groups: dict[tuple[str, ...], list[Study]] = {}
-    for study in studies:
-        if study.kind == "sequence":
-            groups.setdefault(tuple(sorted(study.runs[0].order)), []).append(study)
-    found = []
-    for group in groups.values():
-        orders = _common_orders(group) if len({model_of(study.runs[0]) for study in group}) > 1 else []
-        if orders:
-            order = orders[0]
+    found, sequences = [], [study for study in studies if study.kind == "sequence"]
+    for group in grouped(sequences, lambda study: tuple(sorted(study.runs[0].order))).values():
+        common = set.intersection(*({run.order for run in study.runs} for study in group))
+        if common and len({model_of(study.runs[0]) for study in group}) > 1:
+            order = next(order for order in Grid.of([run for study in group for run in study.runs]).orders if order in common)
             found.append({label: [r for r in study.runs if r.order == order] for label, study in _labels(group).items()})
             refuse_unlike([run for runs in found[-1].values() for run in runs], axes=OWN)
     return found
@@ -68,7 +64,7 @@ def _tables(cells: dict[str, list[Run]]) -> list[Table]:
 
 def _table(called: str, title: str, rows: Sequence[Row], sd: str, partial: frozenset[int]) -> Table:
     """Means of scores, or with sd " sd" their deviations, one row per base model and method, with the paper's beside them."""
-    of, theirs = (deviation_of, _printed_sd) if sd else (mean_of, _printed)
+    of = deviation_of if sd else mean_of
     columns = (Column(f"{name}{sd}", better=None if sd else BETTER[name]) for name in SCORES)
     cells = tuple(
         (mine[0].method, label, len(mine), *(of(value_of(run, name) for run in mine) for name in SCORES)) for label, mine in rows
@@ -77,17 +73,15 @@ def _table(called: str, title: str, rows: Sequence[Row], sd: str, partial: froze
     table = Table(called, title, headings, cells, NOTES[called], partial, within=None if sd else "base model")
     references = References.of([run for _, mine in rows for run in mine])  # levels of the test examples, which are the same for all
     table = table if sd else references.mark(table, [references.unlearned(mine) for _, mine in rows])
-    values = {f"{name}{sd}": [theirs(mine[0], name) for _, mine in rows] for name in SCORES}
+    values = {f"{name}{sd}": [_printed(mine[0], name, sd) for _, mine in rows] for name in SCORES}
     return table.beside(values).noting_printed(PRINTED) if any_printed(values) else table
 
 
 def _agreement(rows: Sequence[Row], title: str) -> list[Table]:
     """Of each two base models, whether they put the methods that both have in one order; nothing for a handful of methods."""
-    each: dict[str, dict[str, list[Run]]] = {}
-    references, unfit = References.of([run for _, mine in rows for run in mine]), set()
-    for label, mine in rows:
-        each.setdefault(label, {})[mine[0].method] = mine
-        unfit |= {(label, mine[0].method, name) for name in references.unlearned(mine)}
+    references = References.of([run for _, mine in rows for run in mine])
+    each = {label: {mine[0].method: mine for _, mine in own} for label, own in grouped(rows, lambda row: row[0]).items()}
+    unfit = {(label, mine[0].method, name) for label, mine in rows for name in references.unlearned(mine)}
     cells: list[tuple[Value, ...]] = []
     for (one, ours), (other, theirs) in combinations(each.items(), 2):
         for name in RANKED:
@@ -145,31 +139,21 @@ def _compared(one: np.ndarray, other: np.ndarray) -> tuple[str | None, str]:
     return ends((reach[0], reach[1]), signed=True), f"{sum(signs)} of {len(signs)}"
 
 
-def _printed(run: Run, name: str) -> float | None:
+def _printed(run: Run, name: str, sd: str) -> float | None:
+    """The paper's value in the first order: for the first base model AA alone, for the second deviations, too."""
     if paper_order(run.order) != "order1":
         return None
     if is_papers_own(run, QWEN):
-        return printed_by_order(run.method, "order1") if name == "AA" else None
-    return printed(CROSS, run.method, name) if is_papers_own(run, MISTRAL) else None
-
-
-def _printed_sd(run: Run, name: str) -> float | None:
-    fits = paper_order(run.order) == "order1" and is_papers_own(run, MISTRAL)
-    return printed(CROSS, run.method, f"{name}_std") if fits else None
-
-
-def _common_orders(studies: Sequence[Study]) -> list[tuple[str, ...]]:
-    common = set.intersection(*({run.order for run in study.runs} for study in studies))
-    return [order for order in Grid.of([run for study in studies for run in study.runs]).orders if order in common]
+        return printed_by_order(run.method, "order1") if name == "AA" and not sd else None
+    return printed(CROSS, run.method, f"{name}_std" if sd else name) if is_papers_own(run, MISTRAL) else None
 
 
 def _labels(studies: Sequence[Study]) -> dict[str, Study]:
     labels = model_labels([study.runs[0] for study in studies])
     names = [labels[model_of(study.runs[0])] for study in studies]
-    return {
-        name if names.count(name) == 1 else f"{name} ({study.runs[0].record.recipe})": study
-        for name, study in zip(names, studies, strict=True)
-    }
+    recipes = [study.runs[0].record.recipe for study in studies]
+    told = [name if names.count(name) == 1 else f"{name} ({recipe})" for name, recipe in zip(names, recipes, strict=True)]
+    return dict(zip(told, studies, strict=True))
 
 
 def _absent(cells: dict[str, list[Run]], seeds: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ Endpoints of the two-task mechanism trace: the last recorded point of each run, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -57,7 +57,7 @@ def endpoint_table(runs: Sequence[Run], *, family: Family) -> Table:
     ]
     title = f"Mechanism endpoints, {FAMILIES[family]}: {_where(runs)}"
     table = by_methods(f"mechanism-{family}", title, grid, measures, NOTES["mechanism"])
-    return _beside(table, grid, printed_endpoint, dict(zip(fields, fields, strict=True)))
+    return _beside(table, grid, fields)
 
 
 def endpoint_deviations(runs: Sequence[Run], *, family: Family) -> Table:
@@ -66,7 +66,7 @@ def endpoint_deviations(runs: Sequence[Run], *, family: Family) -> Table:
     measures = [METHOD, N, *((Column(HEADINGS[field], "g"), spread(partial(endpoint, field=field))) for field in fields)]
     title = f"Mechanism endpoints, {FAMILIES[family]}: standard deviations over seeds"
     table = pivot(f"mechanism-{family}-sd", title, grid.groups, measures, NOTES["mechanism-sd"], grid.partial).noting(grid.note)
-    return _beside(table, grid, printed_endpoint, {f: f"{f}_std" for f in fields})
+    return _beside(table, grid, fields, "_std")
 
 
 def violation_table(runs: Sequence[Run]) -> Table | None:
@@ -85,9 +85,9 @@ def violation_table(runs: Sequence[Run]) -> Table | None:
     return beside(table, values, runs)
 
 
-def _beside(table: Table, grid: Grid, printed: Callable[[str, str], float | None], fields: dict[str, str]) -> Table:
+def _beside(table: Table, grid: Grid, fields: Sequence[str], std: str = "") -> Table:
     fits = is_paper_trace(grid.runs[0].order)
-    values = {HEADINGS[f]: [printed(m, theirs) if fits else None for m in grid.methods] for f, theirs in fields.items()}
+    values = {HEADINGS[f]: [printed_endpoint(m, f"{f}{std}") if fits else None for m in grid.methods] for f in fields}
     return beside(table, values, grid.runs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import product
 
 from anchorlora.methods import METHODS
 from anchorlora.pages.record import order_label, paper_order
@@ -157,8 +157,7 @@ def _missing(runs: Sequence[Run]) -> str:
         f"{' - '.join(pair)} at {order_label(order)}, seed {seed}"
         for pair in PAIRS
         if set(pair) <= set(grid.methods)
-        for order in grid.orders
-        for seed in grid.seeds
+        for order, seed in product(grid.orders, grid.seeds)
         if any((method, order, seed) not in grid.there for method in pair)
     ]
     return f"Missing pairs: {'; '.join(gaps)}." if gaps else ""
@@ -184,15 +183,11 @@ def component_table(runs: Sequence[Run], family: Family, others: Sequence[Run] =
         return None
     first = [run for run in mine if paper_order(run.order) == "order1"] if family == "cumulative" else []
     only = "Only order1, as in the paper." if first and len(first) < len(mine) else ""
-    how: Any = {"others": _plain(runs, others), "printed_in": printed_in}
-    table = score_table(f"components-{family}", title, first or mine, tuple(BETTER), **how)
+    # rows of references: the study's runs whose first tasks were trained alone are not among the components
+    plain = [*(run for run in runs if run.method == PLAIN), *others]
+    table = score_table(f"components-{family}", title, first or mine, tuple(BETTER), others=plain, printed_in=printed_in)
     beside = told and any(column.heading.endswith(" paper") for column in table.columns)
     return _in_paper_order(table.noting_printed(told) if beside else table, methods, only)
-
-
-def _plain(runs: Sequence[Run], others: Sequence[Run]) -> list[Run]:
-    """Runs for the rows of references: the study's whose first tasks were trained alone are not among the components."""
-    return [*(run for run in runs if run.method == PLAIN), *others]
 
 
 def _in_paper_order(table: Table, methods: Sequence[str], told: str = "") -> Table:

@@ -21,7 +21,7 @@ from anchorlora.pages.table import Table, Value
 from anchorlora.store.record import LabelCount
 from anchorlora_lab.report.comparability import alike
 from anchorlora_lab.report.layout import NOTES, WORDS, value_of
-from anchorlora_lab.report.records import FAMILIES, Run, by_method, mean, mean_of
+from anchorlora_lab.report.records import FAMILIES, Run, by_method, grouped, mean, mean_of
 
 PLAIN = METHODS.baseline("shared").name  # whose single-task runs serve methods that have none of their own
 LEVELS = ("chance", "majority label", "zero-shot", "single-task")
@@ -57,17 +57,14 @@ class References:
         known = first.tested if counted and set(tasks) <= set(first.tested) else {}
         chance = {task: guessed(counted[task], known[task]) for task in tasks if known}
         majority = {task: constant(counted[task], known[task]) for task in tasks if known}
-        base = [run for run in (*runs, *others) if not run.trained and same_tests(run, first)]
-        zero_shot = {task: run.record.accuracy[-1][i] for run in reversed(base) for i, task in enumerate(run.order)}
+        untrained = [run for run in (*runs, *others) if not run.trained and same_tests(run, first)]
+        zero_shot = {task: run.record.accuracy[-1][i] for run in reversed(untrained) for i, task in enumerate(run.order)}
         plain = [run for run in (*runs, *others) if run.method == PLAIN and run.trained and len(tasks) > 1]
-        alone: dict[str, list[float]] = {}
-        for run in (each for each in plain if each.order[0] in tasks and alike(first, each)):
-            alone.setdefault(run.order[0], []).append(run.record.accuracy[0][0])
-        whole = [
-            {task: level[task] for task in tasks} if set(tasks) <= set(level) else {}
-            for level in (zero_shot, {task: mean(found) for task, found in alone.items()})
-        ]
-        return cls(known, chance, majority, whole[0], whole[1], {task: len(found) for task, found in alone.items()})
+        fitting = [run for run in plain if run.order[0] in tasks and alike(first, run)]
+        alone = grouped(fitting, lambda run: run.order[0])
+        means = {task: mean([run.record.accuracy[0][0] for run in found]) for task, found in alone.items()}
+        base, own = ({task: level[task] for task in tasks} if set(tasks) <= set(level) else {} for level in (zero_shot, means))
+        return cls(known, chance, majority, base, own, {task: len(found) for task, found in alone.items()})
 
     @property
     def line(self) -> float | None:
@@ -96,9 +93,8 @@ class References:
         """Return the table with the cells marked that show no learning, and a sentence that says so."""
         named = headings or {name: name for name in SCORES_OF}
         there = {column.heading for column in table.columns}
-        cells = frozenset(
-            (i, named[name]) for i, names in enumerate(unlearned) for name in names if name in named and named[name] in there
-        )
+        shown = {name: heading for name, heading in named.items() if heading in there}
+        cells = frozenset((i, shown[name]) for i, names in enumerate(unlearned) for name in names if name in shown)
         if not cells or self.line is None:
             return table
         told = "" if table.unlearned else NOTES["unlearned"].format(line=self.line)

@@ -8,7 +8,7 @@ from typing import Any
 
 from anchorlora.pages.record import PAPER, order_label, paper_order, paper_tasks
 from anchorlora.pages.table import Column, Table
-from anchorlora_lab.report.comparability import NOTED, OWNED, leaves
+from anchorlora_lab.report.comparability import NOTED, OWNED, leaves, within
 from anchorlora_lab.report.grid import METHOD, Grid, Measure, pivot
 from anchorlora_lab.report.published import PARAMETERS, PUBLISHED, has_base_model, has_official_files
 from anchorlora_lab.report.records import Run, by_method
@@ -29,7 +29,7 @@ def settings_table(runs: Sequence[Run]) -> Table:
     """Every setting that the runs share; beside the paper's value if the model and data are the paper's."""
     free = (*OWNED, *(field for field in NOTED if field.startswith("protocol.")))
     protocol = leaves(runs[0].record, fields=("protocol",))
-    shared = {path: value for path, value in protocol.items() if not any(path == f or path.startswith(f"{f}.") for f in free)}
+    shared = {path: value for path, value in protocol.items() if not within(path, free)}
     names = {path.removeprefix("protocol."): value for path, value in sorted(shared.items())}
     fits = has_official_files(runs[0]) and any(has_base_model(runs[0], each) for each in PARAMETERS)
     rows = tuple((name, _told(value), printed_setting(name, runs[0].order) if fits else None) for name, value in names.items())
