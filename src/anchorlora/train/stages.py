@@ -57,6 +57,7 @@ from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.sizes import needs_checkpointing
 from anchorlora.store.files import link, write_lines, write_text
 from anchorlora.store.json import read_file
+from anchorlora.store.predictions import read_predictions
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.seal import LARGEST_SEALED, sealed_folder
 from anchorlora.store.tensors import write_tensors
@@ -147,7 +148,7 @@ def before(teaching: Teaching) -> None:
     if note := template_note(request.base_model, tokenizer, request.adapter):
         teaching.say(note)
     room = session.room(recipe.training.max_tokens)
-    of_run = {"targets": targets_of(request, session), "checkpointing": checkpoints(request, session)}
+    of_run = facts_of_run(request, session)
     request.recipe(folder, method, of_run)  # what does not go together is refused before text is written and read
     for part in kept:
         if part.source == SELF:
@@ -364,6 +365,12 @@ def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
     return read_file(folder / stage / SCORES, dict[str, list[dict[str, Any]]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED)
 
 
+def scores_after(run: Path, name: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the scores with the adapter that a run trained: of what is kept, and of the skill as the run tested it."""
+    predictions = read_predictions(RunFolder(run).task(1, name).predictions)
+    return scores_in(run / SKILL, "after") | {name: [row.model_dump() for row in predictions]}
+
+
 def _cores(
     session: Session, adapted: Any, samples: Iterable[Sample], recipe: Recipe, watch: Callable[[int, int], None]
 ) -> MadeCores:
@@ -372,20 +379,18 @@ def _cores(
     return cores_of_samples(adapted, session.tokenizer, list(samples), rule, device=session.loaded.device, watch=watch)
 
 
-def targets_of(request: SkillRequest, session: Session) -> Any:
-    """Return the modules to adapt: those of the old adapter, those that were asked for, or all linear layers."""
+def facts_of_run(request: SkillRequest, session: Session) -> dict[str, Any]:
+    """Return the modules to adapt, and whether memory is so short that the backward pass computes activations again.
+
+    The modules are those of the old adapter, those that were asked for, or all linear layers.
+    """
+    targets: Any = request.targets or ALL_LINEAR
     if request.adapter is not None:
-        return sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter, beside={})})
-    return request.targets or ALL_LINEAR
-
-
-def checkpoints(request: SkillRequest, session: Session) -> bool:
-    """Return True if training has to compute activations again in the backward pass, for want of memory."""
-    targets = targets_of(request, session)
-    recipe = default_recipe().model_copy(update={"base_model": request.base_model})
+        targets = sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter, beside={})})
+    recipe = default_recipe()
     adapter = recipe.adapter.model_copy(update={"targets": targets if isinstance(targets, str) else tuple(targets)})
-    recipe = recipe.model_copy(update={"adapter": adapter}).changed(request.settings)
-    return needs_checkpointing(recipe, session.loaded.device)
+    recipe = recipe.model_copy(update={"base_model": request.base_model, "adapter": adapter}).changed(request.settings)
+    return {"targets": targets, "checkpointing": needs_checkpointing(recipe, session.loaded.device)}
 
 
 def change_on(data: str | Path, before: Path, after: Path, *, model: str | None = None) -> dict[str, Any]:

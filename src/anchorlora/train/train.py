@@ -29,7 +29,6 @@ from anchorlora.runs.run import run_sequence
 from anchorlora.store.files import new_folder, write_text
 from anchorlora.store.json import read_file
 from anchorlora.store.lock import Lease
-from anchorlora.store.predictions import read_predictions
 from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.seal import sealed_folder
@@ -69,13 +68,13 @@ from anchorlora.train.stages import (
     Teaching,
     after,
     before,
-    checkpoints,
     facts_in,
+    facts_of_run,
     files_of,
     parts_of,
     rows_in,
+    scores_after,
     scores_in,
-    targets_of,
 )
 from anchorlora.train.verdict import Verdict, verdict_of
 
@@ -131,8 +130,7 @@ def price_skill(request: SkillRequest, out: Path, *, methods: Mapping[str, Metho
     began = price.clock()
     parts_of(request, method, rows, session.adapted(request.adapter, targets=request.targets or ALL_LINEAR))
     loading = price.clock() - began
-    facts = {"targets": targets_of(request, session), "checkpointing": checkpoints(request, session)}
-    recipe = request.recipe(out / SKILL, method, facts)
+    recipe = request.recipe(out / SKILL, method, facts_of_run(request, session))
     left = leaves_rows(request, method, recipe.adapter.rank)
     return price.price_of(request, method, recipe, session, files, rows, loading=loading, left=left)
 
@@ -149,10 +147,12 @@ def _read_verdict(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
 def _judge(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
     """The verdict on a skill that was taught, from the files of its directory."""
     folder = out / SKILL
-    then, now = scores_in(folder, "before"), scores_in(folder, "after") | {request.name: _predictions(out, request.name)}
-    twins = _twins_scores(folder, request) if request.compare else None
-    for later in (now, twins or {}):
-        _refuse_other_examples(out, then, later)
+    then, now = scores_in(folder, "before"), scores_after(out, request.name)
+    twins = scores_after(folder / UNPROTECTED, request.name) if request.compare else None
+    for later in (now, twins or {}):  # an interval over the same examples needs the same examples
+        for name in then.keys() & later.keys():
+            if [row["prompt_sha256"] for row in then[name]] != [row["prompt_sha256"] for row in later[name]]:
+                raise InvalidValue(f"{out}: {name} was tested on other examples before than after; begin again with another --out")
     return verdict_of(
         request,
         read_record(RunFolder(out).record_file),
@@ -261,13 +261,6 @@ def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, execution: Ma
         checked()
 
 
-def _refuse_other_examples(out: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """An interval over the same examples needs the same examples."""
-    for name in then.keys() & now.keys():
-        if [row["prompt_sha256"] for row in then[name]] != [row["prompt_sha256"] for row in now[name]]:
-            raise InvalidValue(f"{out}: {name} was tested on other examples before than after; begin again with another --out")
-
-
 def _count_rows(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, done, total: None) -> list[dict[str, Any]]:
     """Count the rows of each source of text; refuse rows and own texts that the tokenizer alone shows to be impossible."""
     base, recipe = request.base_model, default_recipe().changed(request.settings)
@@ -295,7 +288,7 @@ def _count_rows(request: SkillRequest, files: TextFiles, tell: Tell = lambda wha
     held_out += [(SELF, max(1, request.own // OWN_SHARE)) for source in request.keep if source == SELF]
     refuse_repeated([kept_name for kept_name, _ in held_out], name)
     if request.budget is not None:
-        limit = default_recipe().changed(request.settings).tasks.test_limit
+        limit = recipe.tasks.test_limit
         refuse_few({kept_name: min(rows_of, limit or rows_of) for kept_name, rows_of in held_out})
     most = recipe.evaluation.max_new_tokens  # of an answer that is scored, beside its end
     return [counts | ({"generated": most} if counts["longest"] > most + 1 else {}) for counts in rows + kept]
@@ -358,12 +351,3 @@ def _publish(out: Path, request: SkillRequest) -> None:
         for file in made.iterdir():
             (temporary / file.name).write_bytes(file.read_bytes())
         tokenizer_of(request.base_model, adapter=request.adapter).save_pretrained(temporary)
-
-
-def _predictions(run: Path, name: str) -> list[dict[str, Any]]:
-    return [row.model_dump() for row in read_predictions(RunFolder(run).task(1, name).predictions)]
-
-
-def _twins_scores(folder: Path, request: SkillRequest) -> dict[str, list[dict[str, Any]]]:
-    twin = folder / UNPROTECTED
-    return scores_in(twin / SKILL, "after") | {request.name: _predictions(twin, request.name)}
