@@ -33,7 +33,7 @@ from anchorlora.devices import device_name
 from anchorlora.geometry import Spectrum
 from anchorlora.methods import Method
 from anchorlora.models.drawing import DecodingState, draw
-from anchorlora.models.load import cache_argument, cache_in, ends_of
+from anchorlora.models.load import cache_argument, cache_in, ends_of, pad_of
 from anchorlora.models.own_text import BATCH, OWN_TOKENS, TOGETHER
 from anchorlora.models.packing import packed as reading_packed
 from anchorlora.models.packing import unpackable
@@ -101,13 +101,10 @@ class Rates:
     spectra: float  # the directions of all layers' inputs
     shared: float  # tokens of examples that one that is read stands for, as they begin alike
 
-    def answered(self, rows: int, steps: float, share: float = 1.0) -> float:
-        """Return the seconds of so many steps of so many answers, which take that share of them on average."""
-        return steps * (self.answering[0] + self.answering[1] * rows * share)
 
-    def written(self, rows: int, steps: float, share: float) -> float:
-        """Return the seconds of so many steps of so many texts, which take that share of them on average."""
-        return steps * (self.writing[0] + self.writing[1] * rows * share)
+def seconds_of_steps(rate: tuple[float, float], rows: int, steps: float, share: float) -> float:
+    """Return the seconds of so many steps of so many answers or texts, which take that share of them on average."""
+    return steps * (rate[0] + rate[1] * rows * share)
 
 
 def price_of(
@@ -215,7 +212,7 @@ def _own_text(session: Session, request: SkillRequest, rates: Rates) -> Phase:
     messages = WRITTEN if session.tokenizer.chat_template and request.base_model.chat_template is None else WRITTEN[1:]
     whole, rest = divmod(request.own, BATCH * TOGETHER)
     groups = [BATCH * TOGETHER] * whole + ([-(-rest // BATCH) * BATCH] if rest else [])
-    seconds = sum(rates.written(rows, OWN_TOKENS, share) for rows in groups for share in messages)
+    seconds = sum(seconds_of_steps(rates.writing, rows, OWN_TOKENS, share) for rows in groups for share in messages)
     return Phase("writing texts of its own", f"{request.own:,} texts of at most {len(messages) * OWN_TOKENS} tokens", seconds)
 
 
@@ -228,7 +225,7 @@ def _test_phase(what: str, part: Part, rates: Rates, most: float, batch: int) ->
         whole, rest = divmod(part.rows, at_once)
         batches = [at_once] * whole + [rest] * (rest > 0)
         share = min(1.0, (part.answer + 1) / most) if part.known else 1.0
-        seconds += sum(rates.answered(rows, most, share) for rows in batches)
+        seconds += sum(seconds_of_steps(rates.answering, rows, most, share) for rows in batches)
         amount += f", answers of at most {most:.0f} tokens"
     return Phase(what, amount, seconds)
 
@@ -279,8 +276,8 @@ def _measuring(session: Session, window: Sequence[Encoded], most: int, together:
 
 
 def _batch(session: Session, group: Sequence[Encoded], together: bool) -> MicroBatch:
-    pad = session.tokenizer.pad_token_id if session.tokenizer.pad_token_id is not None else session.tokenizer.eos_token_id
-    return (packed_row(group) if together else micro_batch(group, pad=int(pad))).to(session.loaded.device)
+    batch = packed_row(group) if together else micro_batch(group, pad=pad_of(session.tokenizer))
+    return batch.to(session.loaded.device)
 
 
 def _logits(model: Any, batch: MicroBatch) -> Any:
