@@ -35,7 +35,7 @@ from anchorlora.store.run_folder import (
 )
 from anchorlora.store.seal import SEAL, damage, read_sealed, seal, sha256, write_sealed
 from anchorlora.train.kept import ROWS
-from anchorlora.train.request import SELF, SkillRequest, name_option
+from anchorlora.train.request import SELF, SkillRequest, earlier_sources, name_option
 
 OF_A_MODEL = (
     *("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.model", "*.txt", "*.tiktoken", "*.py"),
@@ -139,7 +139,7 @@ def compare_inputs(request: SkillRequest, skill: Path) -> None:
 def _refuse_other_base(request: SkillRequest, skill: Path) -> None:
     """Refuse an earlier skill of another base model: what it kept, and its adapter, are of those weights."""
     now = _weights(request, skill)
-    for folder in (expanded(source) for source in (request.after, *request.keep) if source not in (None, SELF)):
+    for folder in (expanded(source) for source in earlier_sources(request) if source != SELF):
         if (folder / SKILL / INPUTS).is_file():
             earlier = request_in(folder / SKILL / REQUEST)
             then = _weights(earlier, folder / SKILL)
@@ -177,8 +177,8 @@ def seal_skill(request: SkillRequest, out: Path) -> None:
 
 def refuse_damaged_past(request: SkillRequest) -> None:
     """Refuse an earlier skill, or its adapter, that is not what was written."""
-    for source in (request.after, *request.keep):
-        if source is not None and source != SELF and (expanded(source) / SKILL).is_dir():
+    for source in earlier_sources(request):
+        if source != SELF and (expanded(source) / SKILL).is_dir():
             RunFolder(expanded(source)).refuse_damaged_skill()
     if request.old_adapter is not None:
         refuse_altered(expanded(request.old_adapter))
