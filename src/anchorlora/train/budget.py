@@ -135,11 +135,11 @@ def leave_at(anchor: Anchor, trained: Mapping[str, Factors], scale: float) -> No
 
 def rows_tested(folder: Path, limit: int | None) -> dict[str, int]:
     """Return how many rows the examples come from that are tested of each kept thing: a chat is one row, whose turns are alike."""
-
-    def rows(name: str) -> int:
-        return len({example.place for example in probes_in(folder / "before", name).examples(name, "test", limit=limit)})
-
-    return {part["name"]: rows(part["name"]) if part["probes"] else 0 for part in facts_in(folder)["kept"]}
+    rows = {}
+    for name, probes in ((part["name"], part["probes"]) for part in facts_in(folder)["kept"]):
+        examples = probes_in(folder / "before", name).examples(name, "test", limit=limit) if probes else ()
+        rows[name] = len({example.place for example in examples})
+    return rows
 
 
 def of_rows(values: Sequence[float], rows: Sequence[str]) -> list[float]:

@@ -70,24 +70,20 @@ def read_kept(source: str, columns: str | None, unfit: Mapping[str, Collection[i
     learned = [(source, row) for row in _rows_left(skill, UNREAD)]
     unread = samples_of(learned, source=source, mixed=True) if learned else []
     cores = joined_cores_in(skill / "after", [file.stem for file in files]) if left_cores else None
-    kept: list[Kept] = []
     titles = _titles(skill)
-    for file in files:
-        rows, out = rows_of_file(file), unfit.get(file.stem, ())
-        probes = [row for number, row in enumerate(rows) if number not in out]
-        kept.append(
-            Kept(
-                file.stem,
-                source,
-                probes=probes,
-                cores=cores,
-                memory=memory,
-                unread=unread if file.parent.parent.name == "after" else [],
-                old_text=[] if kept else old_text,  # of all that the run kept
-                facts=origin | {"title": titles.get(file.stem)},
-            )
+    return [
+        Kept(
+            file.stem,
+            source,
+            probes=[row for number, row in enumerate(rows_of_file(file)) if number not in unfit.get(file.stem, ())],
+            cores=cores,
+            memory=memory,
+            unread=unread if file.parent.parent.name == "after" else [],
+            old_text=old_text if file == files[0] else [],  # of all that the run kept
+            facts=origin | {"title": titles.get(file.stem)},
         )
-    return kept
+        for file in files
+    ]
 
 
 def _rows_left(skill: Path, name: str) -> list[dict[str, Any]]:
@@ -183,12 +179,11 @@ def cores_of_layers(part: Kept, adapted: Any) -> dict[str, JoinedCore]:
 
 def new_cores(name: str, layers: Mapping[str, LayerCore]) -> dict[str, JoinedCore]:
     """Return cores that were just made with the energy of each direction; layers that share a core still do."""
-    made = {id(part): JoinedCore(part.core, {name: _shares(part)}) for part in layers.values()}
+    made = {}
+    for part in layers.values():
+        shares = part.shares if part.shares is not None else torch.full((part.core.k,), part.retained_energy / part.core.k)
+        made[id(part)] = JoinedCore(part.core, {name: shares})
     return {layer: made[id(part)] for layer, part in layers.items()}
-
-
-def _shares(part: LayerCore) -> Tensor:
-    return part.shares if part.shares is not None else torch.full((part.core.k,), part.retained_energy / part.core.k)
 
 
 def write_joined_cores(folder: Path, cores: Mapping[str, JoinedCore], origin: Mapping[str, Any]) -> None:
