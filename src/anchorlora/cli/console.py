@@ -103,7 +103,7 @@ def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int
     other, which all begin with the first column. Numbers are never cut.
     """
     columns = [[heading, *(row[j] for row in rows)] for j, heading in enumerate(headings)]
-    least = [max(len(word) for text in column for word in _words(text)) for column in columns]
+    least = [max(len(piece.rstrip()) for text in column for piece in _pieces(text)) for column in columns]
     parts, used = [[0]], least[0]
     for j in range(1, len(columns)):
         if used + 2 + least[j] > width and len(parts[-1]) > 1:
@@ -146,12 +146,8 @@ def _grid(columns: Sequence[Sequence[str]], least: Sequence[int], width: int) ->
     return "\n".join(shown)
 
 
-def _words(text: str) -> list[str]:
-    """Parts of a text that may stand on a line of their own, without the space that follows."""
-    return [word.rstrip() for word in _pieces(text)]
-
-
 def _pieces(text: str) -> list[str]:
+    """Parts of a text that may stand on a line of their own, with the space that follows."""
     text = " ".join(text.split())
     if NUMBER.match(text):
         return [text]

@@ -99,15 +99,13 @@ def cores(
 
 def _told_apart(places: tuple[str, ...], own: int | None) -> tuple[Path | None, Path | str | None]:
     """The adapter and the data, of which either may be missing."""
-    most = 1 if own is not None else 2
+    most, wanted = (2, "an ADAPTER and DATA at most") if own is None else (1, "an ADAPTER at most, since --self is given")
     if len(places) > most:
-        wanted = "an ADAPTER at most, since --self is given" if own is not None else "an ADAPTER and DATA at most"
         raise InvalidValue(f"after the model there are {len(places)} arguments; give {wanted}")
-    if own is not None:
-        return (Path(places[0]) if places else None), None
-    if not places:
+    if own is None and not places:
         raise InvalidValue("there is no text: give DATA, or --self N for text that the model writes itself")
-    return (Path(places[0]) if len(places) == 2 else None), places[-1]
+    adapter, data = (places, None) if own is not None else (places[:-1], places[-1])
+    return Path(adapter[0]) if adapter else None, data
 
 
 def show(made_cores: MadeCores) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from anchorlora.train.answers import Answers
     from anchorlora.train.price import Price
 
+# option -> the field of the recipe that it sets
+FIELDS = {"epochs": "epochs", "learning_rate": "learning_rate", "rank": "rank", "max_length": "max_tokens"}
 SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
 
 
@@ -102,10 +104,6 @@ def train(
     method: str | None,
     metrics: tuple[str, ...],
     margin: float,
-    epochs: int | None,
-    learning_rate: float | None,
-    rank: int | None,
-    max_length: int | None,
     targets: str | None,
     settings: tuple[str, ...],
     track: tuple[str, ...],
@@ -138,8 +136,7 @@ def train(
     from anchorlora.train.train import price_skill, train_skill
 
     fields, numbers = settings_of(settings)
-    options = {"epochs": epochs, "learning_rate": learning_rate, "rank": rank, "max_tokens": max_length}
-    given_by_options = {field: str(value) for field, value in options.items() if value is not None}
+    given_by_options = {field: str(value) for name, field in FIELDS.items() if (value := others.pop(name)) is not None}
     for field in fields:
         if field.rsplit(".", 1)[-1] in given_by_options:
             raise InvalidValue(f"--set {field} is set by an option too; give one of them")
