@@ -499,7 +499,7 @@ def test_scores_of_other_prompts_than_before_are_refused_in_one_line(stopped, da
 
     monkeypatch.setattr(module, "_teach", lambda *_, **__: None)
     monkeypatch.setattr(module, "scores_in", others)
-    monkeypatch.setattr(module, "_predictions", lambda *_: real(out / "skill", "before")["news"])
+    monkeypatch.setattr(module, "scores_after", lambda run, name: others(run / "skill", "after"))
     refused(command(data, out), capsys, "reviews was tested on other examples before than after")
 
 
