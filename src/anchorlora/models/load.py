@@ -253,17 +253,20 @@ def _config(settings: BaseModelSettings, origin: str | Path, commit: str | None)
             "merge the adapter into them, or move its files out of the folder"
         )
     with reading(cannot_be_loaded(settings.model)):
-        return AutoConfig.from_pretrained(origin, **_source(settings, commit))
+        return AutoConfig.from_pretrained(origin, **source_of(settings, commit))
 
 
-def source_of(settings: BaseModelSettings) -> dict[str, Any]:
-    """Return what every loader is told about where files come from: no code of the model, unless asked for as of one commit."""
-    commit = settings.trust_remote_code
-    if commit is None:
-        return {"revision": settings.revision, "trust_remote_code": False}
-    if settings.revision not in (None, commit):
-        raise InvalidValue(f"revision {settings.revision} and trust_remote_code {commit} are different commits; leave out revision")
-    return {"revision": commit, "code_revision": commit, "trust_remote_code": commit is not None}
+def source_of(settings: BaseModelSettings, commit: str | None = None) -> dict[str, Any]:
+    """Return what every loader is told about where files come from: no code of the model, unless asked for as of one commit.
+
+    `commit` is what the revision stands for now, where that is known.
+    """
+    code = settings.trust_remote_code
+    if code is None:
+        return {"revision": commit or settings.revision, "trust_remote_code": False}
+    if settings.revision not in (None, code):
+        raise InvalidValue(f"revision {settings.revision} and trust_remote_code {code} are different commits; leave out revision")
+    return {"revision": commit or code, "code_revision": code, "trust_remote_code": True}
 
 
 def commit_of(settings: BaseModelSettings) -> str | None:
@@ -281,14 +284,10 @@ def _commit(settings: BaseModelSettings, origin: str | Path) -> str | None:
     return named[1] if named else None
 
 
-def _source(settings: BaseModelSettings, commit: str | None) -> dict[str, Any]:
-    return source_of(settings) | ({"revision": commit} if commit else {})
-
-
 def _load(
     config: PretrainedConfig, settings: BaseModelSettings, origin: str | Path, commit: str | None, **how: Any
 ) -> tuple[Any, Any]:
-    family, source = family_of(config, settings.model), _source(settings, commit)
+    family, source = family_of(config, settings.model), source_of(settings, commit)
     with reading(cannot_be_loaded(settings.model)):
         tokenizer = with_template(read_tokenizer(origin, **source), settings)
     return tokenizer, read_model(family, origin, settings.model, **how, **source)
