@@ -32,7 +32,7 @@ from anchorlora.store.lock import Lease
 from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.seal import sealed_folder
-from anchorlora.train import price
+from anchorlora.train import price, sealed, stages
 from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear, rows_tested
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
 from anchorlora.train.kept import OWN_SHARE, count_kept, refuse_repeated
@@ -50,32 +50,6 @@ from anchorlora.train.request import (
     leaves_rows,
     reads_cores,
 )
-from anchorlora.train.sealed import (
-    REQUEST,
-    claim,
-    compare_inputs,
-    forget,
-    refuse_damaged_past,
-    refuse_others,
-    request_in,
-    seal_skill,
-    settle,
-)
-from anchorlora.train.stages import (
-    ALL_LINEAR,
-    SCORES,
-    Say,
-    Teaching,
-    after,
-    before,
-    facts_in,
-    facts_of_run,
-    files_of,
-    parts_of,
-    rows_in,
-    scores_after,
-    scores_in,
-)
 from anchorlora.train.verdict import Verdict, verdict_of
 
 UNPROTECTED = "unprotected"
@@ -88,7 +62,7 @@ def train_skill(
     methods: Mapping[str, Method],
     callbacks: Sequence[RunCallback] = (),
     stop: Stop | None = None,
-    say: Say = lambda sentence: None,
+    say: stages.Say = lambda sentence: None,
     execution: Mapping[str, Any] | None = None,
     margin: Margin = DEFAULT_MARGIN,
 ) -> Verdict:
@@ -97,40 +71,41 @@ def train_skill(
     The directory is a run directory, with `adapter/` (one ordinary PEFT adapter) and `skill/` (what a later skill goes on from). A
     directory of the same request goes on where it stopped.
     """
-    if not (out / SKILL / REQUEST).exists():
-        refuse_others(request, out)
+    if not (out / SKILL / sealed.REQUEST).exists():
+        sealed.refuse_others(request, out)
         _refuse_early(request, request.method_in(methods))
-    request = settle(request, out)
-    refuse_others(request, out)
+    request = sealed.settle(request, out)
+    sealed.refuse_others(request, out)
     if RunFolder(out).is_taught:
         return _read_verdict(request, out, margin)
     _refuse_early(request, request.method_in(methods))
     with _alone(out) as lease, lease.lent():
         if RunFolder(out).is_taught:  # another process has finished it meanwhile
-            refuse_others(request, out)
+            sealed.refuse_others(request, out)
             return _read_verdict(request, out, margin)
-        teaching = Teaching(request, out, request.method_in(methods), _session(request), files_of(request), say, callbacks)
+        method, files = request.method_in(methods), stages.files_of(request)
+        teaching = stages.Teaching(request, out, method, _session(request), files, say, callbacks)
         _teach(teaching, lease, stop=stop, execution=execution or {})
         lease.check()
         verdict = _judge(request, out, margin)
         write_text(RunFolder(out).verdict, json.dumps(verdict.as_dict(), indent=1) + "\n")
-        seal_skill(request, out)
+        sealed.seal_skill(request, out)
         return verdict
 
 
 def price_skill(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -> price.Price:
     """Return what teaching a skill will take, or refuse what `train_skill` would refuse; nothing is written."""
     _refuse_early(request, request.method_in(methods))
-    request = settle(request, out)
-    refuse_others(request, out)
+    request = sealed.settle(request, out)
+    sealed.refuse_others(request, out)
     method = request.method_in(methods)  # with the numbers of the skill before
-    refuse_damaged_past(request)
-    files, session = files_of(request), _session(request)
+    sealed.refuse_damaged_past(request)
+    files, session = stages.files_of(request), _session(request)
     rows = _count_rows(request, files)
     began = price.clock()
-    parts_of(request, method, rows, session.adapted(request.adapter, targets=request.targets or ALL_LINEAR))
+    stages.parts_of(request, method, rows, session.adapted(request.adapter, targets=request.targets or stages.ALL_LINEAR))
     loading = price.clock() - began
-    recipe = request.recipe(out / SKILL, method, facts_of_run(request, session))
+    recipe = request.recipe(out / SKILL, method, stages.facts_of_run(request, session))
     left = leaves_rows(request, method, recipe.adapter.rank)
     return price.price_of(request, method, recipe, session, files, rows, loading=loading, left=left)
 
@@ -147,8 +122,8 @@ def _read_verdict(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
 def _judge(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
     """The verdict on a skill that was taught, from the files of its directory."""
     folder = out / SKILL
-    then, now = scores_in(folder, "before"), scores_after(out, request.name)
-    twins = scores_after(folder / UNPROTECTED, request.name) if request.compare else None
+    then, now = stages.scores_in(folder, "before"), stages.scores_after(out, request.name)
+    twins = stages.scores_after(folder / UNPROTECTED, request.name) if request.compare else None
     for later in (now, twins or {}):  # an interval over the same examples needs the same examples
         for name in then.keys() & later.keys():
             if [row["prompt_sha256"] for row in then[name]] != [row["prompt_sha256"] for row in later[name]]:
@@ -156,13 +131,13 @@ def _judge(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
     return verdict_of(
         request,
         read_record(RunFolder(out).record_file),
-        facts=facts_in(folder),
+        facts=stages.facts_in(folder),
         before=then,
         after=now,
         unprotected=twins,
         adapter=RunFolder(out).adapter,
         margin=margin,
-        rows=rows_in(folder),
+        rows=stages.rows_in(folder),
         budget=budget_in(folder),
     )
 
@@ -194,26 +169,26 @@ def _session(request: SkillRequest) -> Session:
     return Session(asked.base_model, adapter=request.adapter)
 
 
-def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, execution: Mapping[str, Any]) -> None:
+def _teach(teaching: stages.Teaching, lease: Lease, *, stop: Stop | None, execution: Mapping[str, Any]) -> None:
     """Do what is left of teaching a skill: what is kept, the run, the same again."""
     request, out, folder, method = teaching.request, teaching.out, teaching.folder, teaching.method
     begins = not (folder / "before").is_dir()
     try:
-        claim(request, out, partial(_count_rows, request, teaching.files, teaching.tell))
+        sealed.claim(request, out, partial(_count_rows, request, teaching.files, teaching.tell))
         if begins:
-            before(teaching)
-            compare_inputs(request, folder)
+            stages.before(teaching)
+            sealed.compare_inputs(request, folder)
     except AnchorloraError as error:
         if not (folder / "before").is_dir() and not isinstance(error, Interrupted):  # own text that is written stays
-            forget(request, out)
+            sealed.forget(request, out)
         raise
 
     def checked() -> None:
         """The directory is still ours, and what the command reads is what it was."""
         lease.check()
-        compare_inputs(request, folder)
+        sealed.compare_inputs(request, folder)
 
-    recipe = request.recipe(folder, method, facts_in(folder))
+    recipe = request.recipe(folder, method, stages.facts_in(folder))
     left = leaves_rows(request, method, recipe.adapter.rank)
 
     def run(how: Method, recipe: Recipe, directory: Path, *more: RunCallback, numbers: Mapping[str, float] = NOTHING) -> None:
@@ -241,12 +216,12 @@ def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, execution: Ma
         run(method, recipe, out, *([] if request.budget is None else [WithinBudget(teaching)]), numbers=numbers)
     except (InvalidValue, InvalidType, UnknownName, MissingExtra) as error:
         if begins and not isinstance(error, Stopped):  # so that what is mended can be asked for in the same place
-            forget(request, out)
+            sealed.forget(request, out)
         raise
     checked()
     _publish(out, request)
     if not (folder / "after").is_dir():
-        after(teaching, recipe, left=left)
+        stages.after(teaching, recipe, left=left)
         checked()
     if request.compare:
         teaching.say("training without protection")
@@ -257,7 +232,7 @@ def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, execution: Ma
             adapted = teaching.session.adapted(RunFolder(twin).task(1, request.name).adapter)
             scores = teaching.kept_scores(adapted, recipe)
             with sealed_folder(twin / SKILL / "after") as temporary:
-                write_text(temporary / SCORES, json.dumps(scores))
+                write_text(temporary / stages.SCORES, json.dumps(scores))
         checked()
 
 
@@ -334,10 +309,10 @@ def _refuse_early(request: SkillRequest, method: Method) -> None:
         )
     if request.after is None:
         return
-    earlier = Path(request.after) / SKILL / REQUEST
+    earlier = Path(request.after) / SKILL / sealed.REQUEST
     if not earlier.is_file():
         raise InvalidValue(f"{request.after} is not the --out of an earlier anchorlora train; give one, or --adapter and --keep")
-    was, now = request_in(earlier).base_model.model, request.base_model.model
+    was, now = sealed.request_in(earlier).base_model.model, request.base_model.model
     if was != now and not (was and now and is_path(was) and is_path(now)):
         raise InvalidValue(f"{request.after} was trained on {was}, and this is {now}; continue with the same model")
 
