@@ -99,9 +99,7 @@ anchorlora --help lists all commands; anchorlora COMMAND --help explains one.
 
 
 @click.group(
-    cls=Commands,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
+    cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show tracebacks.")
 @click.version_option(anchorlora.__version__, message="%(version)s")

@@ -28,14 +28,7 @@ from anchorlora.text import shown
 @click.option("--trust-remote-code", metavar="COMMIT", help="Run the model's own code, as of this commit; merged only.")
 @click.option("--push", "repo", metavar="ORG/NAME", help="Push the export to this hub repository; run hf auth login first.")
 @click.option("--json", "as_json", is_flag=True, help="Print export.json instead of a summary.")
-def export(
-    folder: Path,
-    to: Path,
-    model: str | None,
-    repo: str | None,
-    as_json: bool,
-    **asked: Any,
-) -> None:
+def export(folder: Path, to: Path, model: str | None, repo: str | None, as_json: bool, **asked: Any) -> None:
     """Export an adapter, ready to serve or publish.
 
     RUN_OR_TASK_DIR is a run directory (its last finished task is exported), one of its tasks, or any PEFT adapter. There are three

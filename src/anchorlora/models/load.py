@@ -12,14 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    BitsAndBytesConfig,
-    DynamicCache,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, BitsAndBytesConfig, DynamicCache, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import cached_file, find_adapter_config_file
 

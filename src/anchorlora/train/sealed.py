@@ -37,10 +37,7 @@ from anchorlora.store.seal import SEAL, damage, read_sealed, seal, sha256, write
 from anchorlora.train.kept import ROWS
 from anchorlora.train.request import SELF, SkillRequest, earlier_sources, name_option
 
-OF_A_MODEL = (
-    *("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.model", "*.txt", "*.tiktoken", "*.py"),
-    *TEMPLATES,
-)
+OF_A_MODEL = (*("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.model", "*.txt", "*.tiktoken", "*.py"), *TEMPLATES)
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 REQUEST, TASKS = "request.yaml", "tasks.yaml"
