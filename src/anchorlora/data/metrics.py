@@ -114,7 +114,6 @@ class Metric(Protocol):
     @property
     def name(self) -> str:
         """Name in the record."""
-        ...
 
     def score(self, answer: Answer, example: Example) -> float:
         """Return the score of one answer, a fraction in [0, 1].
@@ -123,7 +122,6 @@ class Metric(Protocol):
             answer: The generated answer.
             example: The example that it answers.
         """
-        ...
 
 
 @dataclass(frozen=True)
