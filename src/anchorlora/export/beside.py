@@ -50,7 +50,7 @@ def modules_of(base_model: BaseModelSettings) -> list[str] | None:
 
 
 def _read_base(base_model: BaseModelSettings, read: Callable[..., Any]) -> Any:
-    """What is read of the base model, none of whose code runs; None where it is not at hand."""
+    """Return what is read of the base model, none of whose code runs; None where it is not at hand."""
     revision = base_model.trust_remote_code or base_model.revision
     settings = base_model.model_copy(update={"trust_remote_code": None, "revision": revision})
     known, folder = _locate(settings)
