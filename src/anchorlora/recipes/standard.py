@@ -45,36 +45,20 @@ TASKS = ("entities", "reviews", "questions", "news")
 
 def mini() -> Recipe:
     """Return the embedded recipe: four text-classification tasks in English-like text, with a small base model."""
-    recipe = standard_cl().changed(
-        {
-            "data": "embedded:mini",
-            "model": "embedded:mini",
-            "threads": 1,
-            "learning_rate": 1e-3,
-            "micro_batch": 8,
-            "max_tokens": 128,
-        }
-    )
-    tasks = recipe.tasks.model_copy(update={"orders": p.orders_of(TASKS)})
-    return recipe.model_copy(update={"name": "mini", "tasks": tasks})
+    fields = {"name": "mini", "data": "embedded:mini", "model": "embedded:mini", "orders": p.orders_of(TASKS)}
+    return standard_cl().changed({**fields, "threads": 1, "learning_rate": 1e-3, "micro_batch": 8, "max_tokens": 128})
 
 
 def long_sequence() -> Recipe:
     """Return the protocol for fifteen tasks, one epoch each. Data and model are left open."""
-    recipe = standard_cl()
-    tasks = recipe.tasks.model_copy(update={"orders": {"order1": p.LONG_ORDER}})
-    return recipe.model_copy(update={"name": "long-sequence", "tasks": tasks})
+    return standard_cl().changed({"name": "long-sequence", "orders": {"order1": p.LONG_ORDER}})
 
 
 def qwen3_8b() -> Recipe:
     """Return the study's protocol with Qwen3-8B in bfloat16.  The data folder is left open."""
-    return _in_full("qwen3-8b", "Qwen/Qwen3-8B")
+    return standard_cl().changed({"name": "qwen3-8b", "model": "Qwen/Qwen3-8B", "dtype": "bfloat16"})
 
 
 def mistral_7b() -> Recipe:
     """Return the study's protocol with Mistral-7B-v0.3 in bfloat16.  The data folder is left open."""
-    return _in_full("mistral-7b", "mistralai/Mistral-7B-v0.3")
-
-
-def _in_full(name: str, model: str) -> Recipe:
-    return standard_cl().changed({"model": model, "dtype": "bfloat16"}).model_copy(update={"name": name})
+    return standard_cl().changed({"name": "mistral-7b", "model": "mistralai/Mistral-7B-v0.3", "dtype": "bfloat16"})
