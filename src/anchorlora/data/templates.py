@@ -7,9 +7,10 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from datetime import datetime
 from functools import lru_cache
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from anchorlora.data.samples import is_unicode
@@ -137,17 +138,14 @@ def _within(seconds: float, call: Callable[[], Any]) -> Any:
     worker = getattr(_OWN, "worker", None)
     if worker is None or not worker.is_alive():  # as after a fork
         worker = _OWN.worker = _Worker()
-    worker.calls.put(call)
-    try:
-        value, error = worker.outcomes.get(timeout=seconds)
-    except Empty:
+    outcome: Future[Any] = Future()
+    worker.calls.put((call, outcome))
+    if not wait([outcome], seconds).done:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(SystemExit))
         worker.calls.put(None)
         _OWN.worker = None
-        raise TimeoutError from None
-    if error is not None:
-        raise error
-    return value
+        raise TimeoutError
+    return outcome.result()
 
 
 class _Worker(threading.Thread):
@@ -155,16 +153,17 @@ class _Worker(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.calls, self.outcomes = SimpleQueue[Callable[[], Any] | None](), SimpleQueue[tuple[Any, BaseException | None]]()
+        self.calls = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]()
         self.start()
 
     def run(self) -> None:
-        while (call := self.calls.get()) is not None:
+        while (job := self.calls.get()) is not None:
+            call, outcome = job
             try:
-                self.outcomes.put((call(), None))
+                outcome.set_result(call())
             except BaseException as error:
-                self.outcomes.put((None, error))
-            del call
+                outcome.set_exception(error)
+            del job, call, outcome
 
 
 _OWN = threading.local()  # the worker of each thread
