@@ -104,13 +104,6 @@ class TextFiles:
         held = self._holdout(name)
         yield from (s for i, s in enumerate(self._rows(source, split)) if (i in held) == (split == "test"))
 
-    def learned(self, name: str) -> RowHashes:
-        """Return the rows that are trained on, by hashes."""
-        rows = RowHashes(name)
-        for sample in self.rows_of(name, "train"):
-            rows.add(sample)
-        return rows
-
     def look_through(self, name: str, tell: Callable[[int, int], None]) -> None:
         """Read a task's training rows for what they tell before they are tokens; `tell` learns how far that is."""
         self._listing(name, tell)

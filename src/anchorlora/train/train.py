@@ -257,7 +257,7 @@ def _count_rows(request: SkillRequest, files: TextFiles, tell: Tell = lambda wha
             held = files.held_out(name) if use == "learned" else totals["read"]
             rows.append({"name": name, "source": data, "use": use, **totals, "held_out": held})
     sources = earlier_sources(request)
-    learned = RowHashes(name) if {*sources} <= {SELF} else files.learned(name)
+    learned = RowHashes(name, () if {*sources} <= {SELF} else files.rows_of(name, "train"))
     kept = [part for source in sources for part in count_kept(source, request.keep_columns, encoder, learned)]
     held_out = [(part["name"], part["held_out"]) for part in kept]
     held_out += [(SELF, max(1, request.own // OWN_SHARE)) for source in request.keep if source == SELF]
