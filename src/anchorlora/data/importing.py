@@ -45,18 +45,17 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
         groups, instructions, origin = _locate(root)
         declared = Manifest.beside(groups)
         made = Path(workshop) / to.name
-        entries: dict[str, dict[str, Any]] = {}
-        for relative, path in sorted(_present(groups).items()):
-            entries[relative] = {}
-            _copy(path, made / relative)
-        if not entries:
+        files = dict(sorted(_present(groups).items()))
+        if not files:
             raise InvalidValue(
                 f"{without_secrets(source)} holds no <group>/<task>/labels.json; give a CL_Benchmark folder or a clone of O-LoRA"
             )
         if instructions is not None:
-            entries[INSTRUCTIONS_FILE] = {}
-            _copy(instructions, made / INSTRUCTIONS_FILE)
-        for relative in entries:
+            files[INSTRUCTIONS_FILE] = instructions
+        for relative, path in files.items():
+            _copy(path, made / relative)
+        entries: dict[str, dict[str, Any]] = {}
+        for relative in files:
             facts = facts_of(made / relative)
             kind = kind_of(relative, facts)
             if relative in declared.files:
