@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anchorlora.cli.console import count_option, err, example
+from anchorlora.cli.console import count_option, err, example, hide_loading
 from anchorlora.errors import InvalidValue
 from anchorlora.store.json import loads
 from anchorlora.text import shown
@@ -55,8 +55,6 @@ def ask(
     RUN is a run directory, one of its tasks, any PEFT adapter, or a merged export. PROMPT is a text, or - to read it from stdin.
     The answer streams to stdout and ends where a server would stop.
     """
-    from transformers.utils import logging
-
     from anchorlora.adapters import attach, detach
     from anchorlora.adapters.files import read_adapter
     from anchorlora.models.load import load_base_model, template_note, tokenizer_of
@@ -82,7 +80,7 @@ def ask(
     longest = _room(len(ids), max_new_tokens, settings)
     if note := template_note(settings, tokenizer, adapter):
         err.print(note)
-    logging.disable_progress_bar()
+    hide_loading()
     err.print(f"loading {settings.model} ...")
     loaded = load_base_model(settings, adapter=adapter)
     adapted = loaded.model if adapter is None else attach(loaded.model, adapter)

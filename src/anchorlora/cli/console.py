@@ -91,6 +91,13 @@ def example(line: str) -> str:
     return f"\b\nExample:\n  {line}"
 
 
+def hide_loading() -> None:
+    """Show no progress of transformers while weights load."""
+    from transformers.utils import logging as of_transformers
+
+    of_transformers.disable_progress_bar()
+
+
 def print_json(content: Any) -> None:
     """Print one JSON object on stdout."""
     print(shown(json.dumps(content, indent=1, ensure_ascii=False)))

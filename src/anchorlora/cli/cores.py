@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.console import count_option, example, fitted, out, path_option, print_json
+from anchorlora.cli.console import count_option, example, fitted, hide_loading, out, path_option, print_json
 from anchorlora.cli.options import ReadsRows
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import InvalidValue
@@ -66,8 +66,6 @@ def cores(
     .jsonl, .json, .csv, or .parquet file, a folder written by datasets, or ORG/NAME:SPLIT from the hub. Its columns are one
     of: FORMS.
     """
-    from transformers.utils import logging
-
     from anchorlora.cli.parsing import targets_named
     from anchorlora.models.cores_from_text import CoreRule, cores_from_data
 
@@ -75,7 +73,7 @@ def cores(
     if adapter is not None and targets is not None:
         raise InvalidValue(f"--targets {targets} is for a model alone: the layers of {adapter} are given")
 
-    logging.disable_progress_bar()  # while weights load
+    hide_loading()
     with stopping_at_once():
         made_cores = cores_from_data(
             model,

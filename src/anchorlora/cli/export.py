@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.console import count_option, example, fitted, out, path_option
+from anchorlora.cli.console import count_option, example, fitted, hide_loading, out, path_option
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.store.export import FORMS, Export
 from anchorlora.text import shown
@@ -38,15 +38,13 @@ def export(folder: Path, to: Path, model: str | None, repo: str | None, as_json:
     scale, as servers expect, and comes with the tokenizer. A model card states the error of the chosen form. The commands that
     serve the export are printed.
     """
-    from transformers.utils import logging
-
     from anchorlora.export.export import Request, refuse_export
     from anchorlora.export.export import export as write
     from anchorlora.export.serving import commands, push, refuse_unnamed, stop_note
     from anchorlora.export.source import export_source
     from anchorlora.pages.card import card
 
-    logging.disable_progress_bar()
+    hide_loading()
     request = Request(**asked)
     if repo is not None:
         refuse_unnamed(repo)

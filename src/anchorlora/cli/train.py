@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.console import above_zero_option, count_option, err, example, fitted, out, path_option, print_json
+from anchorlora.cli.console import above_zero_option, count_option, err, example, fitted, hide_loading, out, path_option, print_json
 from anchorlora.cli.options import ExecutionOptions, ReadsRows, execution_options, methods_beginning, settings_option, track
 
 if TYPE_CHECKING:
@@ -119,8 +119,6 @@ def train(
     protects what the model writes itself. The command writes to DIR: adapter/ (one ordinary PEFT adapter), record.json, and
     index.html with the verdict. The same command resumes an interrupted run.
     """
-    from transformers.utils import logging
-
     from anchorlora.cli.parsing import settings_of, targets_named
     from anchorlora.cli.progress import ProgressCallback
     from anchorlora.cli.signals import asked_to_stop
@@ -158,7 +156,7 @@ def train(
         "numbers": numbers,
     }
     request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
-    logging.disable_progress_bar()  # while weights load
+    hide_loading()
     if dry_run:
         show_price(price_skill(request, to, methods=METHODS), as_json=as_json)
         return
