@@ -142,10 +142,6 @@ class TextFiles:
             counts["also_learned"] = self._listing(name).rows.shared_with(self._rows(source, split))
         return counts
 
-    def together(self, name: str) -> int:
-        """Return how many rows repeat an earlier one's text, prompt or beginning, and went to its side; 0 with a test file."""
-        return 0 if self._source(name).test is not None else self._listing(name).rows.together
-
     def held_out(self, name: str) -> int:
         """Return how many rows of the training file are held out; 0 with a test file."""
         return 0 if self._source(name).test is not None else len(self._holdout(name))
