@@ -120,15 +120,8 @@ def _train(config: RunConfig, how: Method, to: Path, execution: options.Executio
     from anchorlora.runs.trackers import tracked
 
     hide_loading()
-    common: dict[str, Any] = {
-        "order": config.order,
-        "seed": config.seed,
-        "out": to,
-        "name": config.method,
-        "settings": config.settings,
-        "selection": config.selection,
-        **vars(execution),
-    }
+    common: dict[str, Any] = {name: getattr(config, name) for name in ("order", "seed", "settings", "selection")}
+    common |= {"out": to, "name": config.method, **vars(execution)}
     if following():  # the first process speaks for all
         with asked_to_stop(lambda message: None) as stop:
             run_sequence(config.recipe, how, stop=stop, **common)

@@ -52,13 +52,7 @@ class LoadedModel:
 
     def facts(self) -> dict[str, Any]:
         """Return the fields that a record has of the model."""
-        return {
-            "name": self.name,
-            "revision": self.revision,
-            "sha256": self.sha256,
-            "parameters": self.parameters,
-            "dtype": self.dtype,
-        }
+        return {name: getattr(self, name) for name in ("name", "revision", "sha256", "parameters", "dtype")}
 
 
 def load_base_model(settings: BaseModelSettings, *, adapter: Path | None = None) -> LoadedModel:
