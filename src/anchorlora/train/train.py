@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anchorlora.adapters import NOTHING, read_adapter
-from anchorlora.config import Recipe
+from anchorlora.adapters import read_adapter
 from anchorlora.constraints import Freeze
 from anchorlora.continual.callback import RunCallback, Tell
 from anchorlora.data import Encoder, TextFiles
@@ -191,29 +190,15 @@ def _teach(teaching: stages.Teaching, lease: Lease, *, stop: Stop | None, execut
     recipe = request.recipe(folder, method, stages.facts_in(folder))
     left = leaves_rows(request, method, recipe.adapter.rank)
 
-    def run(how: Method, recipe: Recipe, directory: Path, *more: RunCallback, numbers: Mapping[str, float] = NOTHING) -> None:
-        """Train the skill with a method, in a directory of its own."""
-        run_sequence(
-            recipe,
-            how,
-            order=[request.name],
-            seed=request.seed,
-            out=directory,
-            settings=numbers,
-            source=teaching.files,
-            session=teaching.session,
-            callbacks=[*teaching.callbacks, *more],
-            stop=stop,
-            leave_last=left,
-            **execution,
-        )
-
+    skill: dict[str, Any] = {"order": [request.name], "seed": request.seed, "source": teaching.files, "session": teaching.session}
+    skill |= {"stop": stop, "leave_last": left, **execution}
     teaching.say("training")
     try:
         if request.budget is not None:
             refuse_few(rows_tested(folder, recipe.tasks.test_limit))
+        callbacks = [*teaching.callbacks, *([] if request.budget is None else [WithinBudget(teaching)])]
         numbers = request.numbers_in({request.method: method})
-        run(method, recipe, out, *([] if request.budget is None else [WithinBudget(teaching)]), numbers=numbers)
+        run_sequence(recipe, method, out=out, settings=numbers, callbacks=callbacks, **skill)
     except (InvalidValue, InvalidType, UnknownName, MissingExtra) as error:
         if begins and not isinstance(error, Stopped):  # so that what is mended can be asked for in the same place
             sealed.forget(request, out)
@@ -226,8 +211,8 @@ def _teach(teaching: stages.Teaching, lease: Lease, *, stop: Stop | None, execut
     if request.compare:
         teaching.say("training without protection")
         start = recipe.start.model_copy(update={"old_cores": None, "old_memory": None, "old_text": None})
-        twin = folder / UNPROTECTED
-        run(METHODS.baseline(method.plan.family), recipe.model_copy(update={"start": start}), twin)
+        twin, plain = folder / UNPROTECTED, METHODS.baseline(method.plan.family)
+        run_sequence(recipe.model_copy(update={"start": start}), plain, out=twin, callbacks=teaching.callbacks, **skill)
         if not (twin / SKILL / "after").is_dir():
             adapted = teaching.session.adapted(RunFolder(twin).task(1, request.name).adapter)
             scores = teaching.kept_scores(adapted, recipe)
