@@ -96,9 +96,7 @@ class Train(ReadsRows):
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def train(
     model: str,
-    data: str,
     adapter: str | None,
-    keep: tuple[str, ...],
     to: Path,
     same_size: bool,
     method: str | None,
@@ -147,9 +145,7 @@ def train(
     given = {
         **others,
         "base_model": base_model_of("--set", model=model, **own).model_dump(),
-        "data": data,
         "old_adapter": adapter,
-        "keep": keep,
         "metrics": metrics or None,
         "targets": None if targets is None else targets_named(targets),
         "settings": fields,
