@@ -257,7 +257,9 @@ def sari(source: Sequence[str], answer: Sequence[str], references: Sequence[Sequ
 def _kept_deleted_added(
     source: Sequence[str], answer: Sequence[str], references: Sequence[Sequence[str]], n: int
 ) -> tuple[float, float, float]:
-    had, predicted = (_scale(_grams(words, n), len(references)) for words in (source, answer))
+    had, predicted = (
+        Counter({gram: len(references) * count for gram, count in _grams(words, n).items()}) for words in (source, answer)
+    )
     right = sum((_grams(words, n) for words in references), Counter[tuple[str, ...]]())
     kept, deleted = had & predicted, had - predicted
     kept_right, deleted_right = kept & right, deleted - right
@@ -271,10 +273,6 @@ def _kept_deleted_added(
 
 def _grams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
-
-
-def _scale(counts: Counter[tuple[str, ...]], by: int) -> Counter[tuple[str, ...]]:
-    return Counter({gram: by * count for gram, count in counts.items()})
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -8,7 +8,6 @@ tasks:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -83,15 +82,11 @@ def source_of(tasks: TaskSettings) -> TaskSource:
 def _find_source(data: str) -> Benchmark | TextFiles:
     path = embedded.folder(data, "data") or expanded(data)
     if path.is_file() and path.suffix in LISTS:
-        return TextFiles(_read_list(path))
+        listed = TextTaskList.read(load_yaml(path), str(path))
+        return TextFiles({name: task.source(path.parent) for name, task in listed.tasks.items()})
     read = sources_in(path)
     if read is not None:
         return TextFiles(read)
     if path.is_file() or (path.is_dir() and not any(path.glob("*/*/labels.json"))):
         raise InvalidValue(f"{path} holds no tasks in a layout that is read: {LAYOUTS}")
     return Benchmark(path)
-
-
-def _read_list(path: Path) -> Mapping[str, TextSource]:
-    listed = TextTaskList.read(load_yaml(path), str(path))
-    return {name: task.source(path.parent) for name, task in listed.tasks.items()}
