@@ -22,7 +22,7 @@ from anchorlora.constraints import Freeze
 from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import Scorer
-from anchorlora.data import LOSS, TOKEN_ACCURACY, EncodedExamples, Encoder
+from anchorlora.data import LOSS, TOKEN_ACCURACY, Encoder
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors, scaled_change
 from anchorlora.methods import Method
@@ -83,31 +83,30 @@ class WithinBudget(RunCallback):
         recipe = default_recipe().changed(self.request.settings)
         encoder, limit = Encoder(tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(model)), recipe.tasks.test_limit
         names = [part["name"] for part in facts_in(self.folder)["kept"]]
-        kept = {name: probes_in(self.folder / "before", name).encoded(name, "test", encoder, limit=limit) for name in names}
-        rows = {name: [e.example.place for e in examples] for name, examples in kept.items()}
+        tests = {name: probes_in(self.folder / "before", name).encoded(name, "test", encoder, limit=limit) for name in names}
+        rows = {name: [e.example.place for e in examples] for name, examples in tests.items()}
         scores = scores_in(self.folder, "before")
         before = {name: of_rows([row["metrics"][LOSS] for row in scores[name]], rows[name]) for name in names}
-        skill = self.teaching.files.encoded(self.request.name, "test", encoder, limit=limit)
+        tests[self.request.name] = self.teaching.files.encoded(self.request.name, "test", encoder, limit=limit)
         trained = {layer.name: layer.current.copy() for layer in anchor.layers}
+        packed = {name: unpackable(model, longest_first(examples)) is None for name, examples in tests.items()}
 
-        packed = {name: unpackable(model, longest_first(e)) is None for name, e in (*kept.items(), (self.request.name, skill))}
-
-        def losses(name: str, examples: EncodedExamples) -> list[dict[str, float]]:
+        def losses(name: str) -> list[dict[str, float]]:
             scorer = Scorer(model, tokenizer, 1, BATCH, self.teaching.session.loaded.device, packed=packed[name])
-            return scorer.losses(examples)
+            return scorer.losses(tests[name])
 
-        learned = {1.0: losses(self.request.name, skill)}
+        learned = {1.0: losses(self.request.name)}
         curve: list[dict[str, Any]] = []
         for step in range(STEPS, -1, -1):
             scale = step / STEPS
             self.teaching.tell("looking for the scale", STEPS - step, STEPS + 1)
             leave_at(anchor, trained, scale)
-            now = {name: of_rows([row[LOSS] for row in losses(name, examples)], rows[name]) for name, examples in kept.items()}
+            now = {name: of_rows([row[LOSS] for row in losses(name)], rows[name]) for name in names}
             curve.append({"scale": scale, "kept": {name: rise(before[name][::2], now[name][::2]) for name in names}})
             if all(loss["most"] <= self.request.budget for loss in curve[-1]["kept"].values()):
                 break
         self.teaching.tell("looking for the scale", STEPS + 1, STEPS + 1)
-        learned[scale] = losses(self.request.name, skill) if scale != 1 else learned[1.0]
+        learned[scale] = losses(self.request.name) if scale != 1 else learned[1.0]
         model.train(training)
         budget = {
             "allowed": self.request.budget,
