@@ -190,16 +190,9 @@ def quantization(settings: BaseModelSettings, config: PretrainedConfig) -> str |
 
 def _quantizing(settings: BaseModelSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Arguments for transformers; a model that is stored quantized needs only its device."""
-    kinds: dict[str | None, dict[str, Any]] = {
-        "nf4": {
-            "load_in_4bit": True,
-            "bnb_4bit_quant_type": "nf4",
-            "bnb_4bit_compute_dtype": dtype,
-            **({"bnb_4bit_quant_storage": dtype} if sharding() else {}),  # FSDP splits no integers
-        },
-        "int8": {"load_in_8bit": True},
-    }
-    kind = kinds.get(settings.quantized)
+    in_4_bits: dict[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    in_4_bits |= {"bnb_4bit_quant_storage": dtype} if sharding() else {}  # FSDP splits no integers
+    kind = {"nf4": in_4_bits, "int8": {"load_in_8bit": True}}.get(settings.quantized or "")
     return {"device_map": {"": device}, **({"quantization_config": BitsAndBytesConfig(**kind)} if kind else {})}
 
 
