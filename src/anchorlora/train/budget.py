@@ -33,7 +33,7 @@ from anchorlora.models.packing import unpackable
 from anchorlora.scores import Paired
 from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
-from anchorlora.train.request import FRESH, SkillRequest, default_recipe
+from anchorlora.train.request import FRESH, SkillRequest
 from anchorlora.train.stages import Teaching, facts_in, probes_in, scores_in
 
 BUDGET = "budget.json"  # in skill/
@@ -80,7 +80,7 @@ class WithinBudget(RunCallback):
         model: Any = anchor.model
         training = model.training
         tokenizer = self.teaching.session.tokenizer
-        recipe = default_recipe().changed(self.request.settings)
+        recipe = self.request.asked
         encoder, limit = Encoder(tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(model)), recipe.tasks.test_limit
         names = [part["name"] for part in facts_in(self.folder)["kept"]]
         tests = {name: probes_in(self.folder / "before", name).encoded(name, "test", encoder, limit=limit) for name in names}

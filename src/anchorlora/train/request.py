@@ -118,6 +118,11 @@ class SkillRequest(Settings):
         return Path(self.old_adapter) if self.old_adapter is not None else None
 
     @property
+    def asked(self) -> Recipe:
+        """The recipe before the model is known: the settings of `anchorlora train`, as the request changes them."""
+        return default_recipe().model_copy(update={"base_model": self.base_model}).changed(self.settings)
+
+    @property
     def listed(self) -> TextTaskSettings:
         """The examples of the new skill, as a list of files has them."""
         return TextTaskSettings(train=self.data, test=self.test, columns=self.columns, metrics=self.metrics)

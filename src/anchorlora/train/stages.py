@@ -141,7 +141,7 @@ class Teaching:
 def before(teaching: Teaching) -> None:
     """Write `before/`: the cores of what is kept, what the method remembers of it, and scores of the model as it was."""
     request, method, folder, session = teaching.request, teaching.method, teaching.folder, teaching.session
-    recipe = default_recipe().changed(request.settings)
+    recipe = request.asked
     teaching.say(f"loading {request.base_model.model}")
     adapted, tokenizer = teaching.adapted(), session.tokenizer
     kept = parts_of(request, method, rows_in(folder), adapted)
@@ -387,9 +387,9 @@ def facts_of_run(request: SkillRequest, session: Session) -> dict[str, Any]:
     targets: Any = request.targets or ALL_LINEAR
     if request.adapter is not None:
         targets = sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter, beside={})})
-    recipe = default_recipe()
+    recipe = request.asked
     adapter = recipe.adapter.model_copy(update={"targets": targets if isinstance(targets, str) else tuple(targets)})
-    recipe = recipe.model_copy(update={"base_model": request.base_model, "adapter": adapter}).changed(request.settings)
+    recipe = recipe.model_copy(update={"adapter": adapter})
     return {"targets": targets, "checkpointing": needs_checkpointing(recipe, session.loaded.device)}
 
 

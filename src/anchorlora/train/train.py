@@ -43,7 +43,6 @@ from anchorlora.train.request import (
     OLD_TEXT,
     SELF,
     SkillRequest,
-    default_recipe,
     earlier_skills,
     earlier_sources,
     leaves_rows,
@@ -164,8 +163,7 @@ def _alone(out: Path) -> Iterator[Lease]:
 
 
 def _session(request: SkillRequest) -> Session:
-    asked = default_recipe().model_copy(update={"base_model": request.base_model}).changed(request.settings)
-    return Session(asked.base_model, adapter=request.adapter)
+    return Session(request.asked.base_model, adapter=request.adapter)
 
 
 def _teach(teaching: stages.Teaching, lease: Lease, *, stop: Stop | None, execution: Mapping[str, Any]) -> None:
@@ -223,7 +221,7 @@ def _teach(teaching: stages.Teaching, lease: Lease, *, stop: Stop | None, execut
 
 def _count_rows(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, done, total: None) -> list[dict[str, Any]]:
     """Count the rows of each source of text; refuse rows and own texts that the tokenizer alone shows to be impossible."""
-    base, recipe = request.base_model, default_recipe().changed(request.settings)
+    base, recipe = request.base_model, request.asked
     tokenizer, room = tokenizer_of(base, adapter=request.adapter), recipe.training.max_tokens
     name, encoder = request.name, Encoder(tokenizer, max_tokens=room, ends=configured_ends(base))
     files.look_through(name, partial(tell, f"looking through rows of {name}"))
