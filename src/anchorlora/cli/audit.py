@@ -40,9 +40,10 @@ def audit(before: Path, after: Path, html: Path | None, as_json: bool, fail_if_u
 
     report = read(before, after, **asked).as_dict()
     if html is not None:
-        from anchorlora.pages.audit import write_audit
+        from anchorlora.pages.audit import render
+        from anchorlora.store.files import write_text
 
-        write_audit(report, html)
+        write_text(html, render(report))
     if as_json:
         print_json(report)
     else:

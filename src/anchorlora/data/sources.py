@@ -21,7 +21,7 @@ from anchorlora.data.metrics import metric_named
 from anchorlora.data.text_files import TextFiles, TextSource
 from anchorlora.errors import InvalidValue
 from anchorlora.paths import expanded
-from anchorlora.store.files import dump_yaml, load_yaml, write_text
+from anchorlora.store.files import load_yaml
 
 LISTS = (".yaml", ".yml")
 LAYOUTS = (
@@ -58,10 +58,6 @@ class TextTaskList(Settings):
     """A YAML file that lists tasks of free text."""
 
     tasks: Annotated[dict[TaskName, TextTaskSettings], Field(min_length=1)]  # name of a task -> its files
-
-    def write(self, path: Path) -> None:
-        """Write the file."""
-        write_text(path, dump_yaml(self.model_dump(mode="json", exclude_none=True)))
 
 
 def _from(folder: Path, file: str | None) -> str | None:

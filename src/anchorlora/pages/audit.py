@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from anchorlora.pages.html import escaping
-from anchorlora.store.files import write_text
 
 
 def verdict_on(condition: Mapping[str, Any], overall: Mapping[str, Any]) -> str:
@@ -15,11 +13,6 @@ def verdict_on(condition: Mapping[str, Any], overall: Mapping[str, Any]) -> str:
     if condition["preserved"] is False:
         return "not claimed" if overall["status"] == "preserved" else "violated"
     return "preserved" if condition["preserved"] else "unknown"
-
-
-def write_audit(audit: Mapping[str, Any], path: Path) -> None:
-    """Write the page of an audit."""
-    write_text(path, render(audit))
 
 
 def render(audit: Mapping[str, Any]) -> str:

@@ -91,7 +91,8 @@ def claim(request: SkillRequest, out: Path, count: Callable[[], list[dict[str, A
         return
     refuse_damaged_past(request)
     with new_folder(out / SKILL) as temporary:
-        TextTaskList(tasks={request.name: request.listed}).write(temporary / TASKS)
+        tasks = TextTaskList(tasks={request.name: request.listed})
+        write_text(temporary / TASKS, dump_yaml(tasks.model_dump(mode="json", exclude_none=True)))
         keep_inputs(request, temporary)
         _refuse_other_base(request, temporary)
         rows = count()  # what cannot be read is refused before anything is left behind
