@@ -40,7 +40,7 @@ from anchorlora.models.packing import unpackable
 from anchorlora.models.session import Session
 from anchorlora.runs.sizes import sizes
 from anchorlora.train.budget import STEPS
-from anchorlora.train.kept import OWN_SHARE, SHARE, read_kept
+from anchorlora.train.kept import OWN_SHARE, SHARE, Kept
 from anchorlora.train.request import SELF, SkillRequest, leaves_cores
 
 clock = time.perf_counter
@@ -114,6 +114,7 @@ def price_of(
     session: Session,
     files: TextFiles,
     rows: Any,
+    parts: Sequence[Kept],
     *,
     loading: float,
     left: bool,
@@ -127,7 +128,7 @@ def price_of(
     test = files.encoded(request.name, "test", encoder, limit=recipe.tasks.test_limit)
     rates = measure_rates(session, adapted, recipe, train, writes=SELF in request.keep)
     skill = _part(request.name, test, answered=task.answered)
-    kept = [*_kept_parts(request, encoder, rows)]
+    kept = [*_kept_parts(request, encoder, parts)]
     tokens, steps = sum(train.lengths), recipe.steps(len(train))
     phases = [Phase("loading the model", "", loading)]
     if SELF in request.keep:
@@ -189,23 +190,18 @@ def _part(name: str, examples: EncodedExamples, *, answered: bool, read: bool = 
     return Part(name, len(prompts), mean(prompts), mean(answers) if answered else 0.0, mean(prompts) + mean(answers), read, known)
 
 
-def _kept_parts(request: SkillRequest, encoder: Encoder, rows: Any) -> Iterator[Part]:
-    """Tests of each thing that is kept; of texts that are not there yet, the longest."""
-    for source in request.keep:
-        if source == SELF:
+def _kept_parts(request: SkillRequest, encoder: Encoder, parts: Sequence[Kept]) -> Iterator[Part]:
+    """Tests of each thing that is kept, the model's own text first: as it is not there yet, the longest."""
+    for kept in sorted(parts, key=lambda part: part.source != SELF):
+        if kept.source == SELF:
             chat = bool(encoder.tokenizer.chat_template)
             user, answer = (OWN_TOKENS * share for share in WRITTEN)
             yield Part(SELF, max(1, request.own // OWN_SHARE), user, answer * chat, user * chat + answer, known=True)
-    sources = [*([request.after] if request.after else []), *(source for source in request.keep if source != SELF)]
-    unfit = {row["name"]: row.get("unfit", ()) for row in rows}
-    for source in sources:
-        for kept in read_kept(source, request.keep_columns, unfit):
-            if kept.probes:
-                samples = read_samples(kept.probes)
-                examples = encoder.encode(TextTask(kept.name), examples_of(samples))
-                answered = any(e.example.messages or e.example.sentence for e in examples)
-                learned = kept.cores is not None or kept.memory is not None
-                yield _part(kept.name, examples, answered=answered, read=bool(kept.unread) or not learned, known=learned)
+        elif kept.probes:
+            examples = encoder.encode(TextTask(kept.name), examples_of(read_samples(kept.probes)))
+            answered = any(e.example.messages or e.example.sentence for e in examples)
+            learned = kept.cores is not None or kept.memory is not None
+            yield _part(kept.name, examples, answered=answered, read=bool(kept.unread) or not learned, known=learned)
 
 
 def _own_text(session: Session, request: SkillRequest, rates: Rates) -> Phase:

@@ -101,11 +101,11 @@ def price_skill(request: SkillRequest, out: Path, *, methods: Mapping[str, Metho
     files, session = stages.files_of(request), _session(request)
     rows = _count_rows(request, files)
     began = price.clock()
-    stages.parts_of(request, method, rows, session.adapted(request.adapter, targets=request.targets or stages.ALL_LINEAR))
+    parts = stages.parts_of(request, method, rows, session.adapted(request.adapter, targets=request.targets or stages.ALL_LINEAR))
     loading = price.clock() - began
     recipe = request.recipe(out / SKILL, method, stages.facts_of_run(request, session))
     left = leaves_rows(request, method, recipe.adapter.rank)
-    return price.price_of(request, method, recipe, session, files, rows, loading=loading, left=left)
+    return price.price_of(request, method, recipe, session, files, rows, parts, loading=loading, left=left)
 
 
 def _read_verdict(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
