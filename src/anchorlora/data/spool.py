@@ -8,7 +8,7 @@ import os
 import tempfile
 import weakref
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -93,9 +93,6 @@ class EncodedExamples(Sequence[Encoded]):
         line = os.pread(self._file.fileno(), end - begin, begin)
         number, sentence, label, text, prompt, answer, cut, lead, location = json.loads(line)
         return Encoded(Example(number, sentence, label, lead=lead, place=location), text, tuple(prompt), tuple(answer), cut)
-
-    def __iter__(self) -> Iterator[Encoded]:
-        return (self[position] for position in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))

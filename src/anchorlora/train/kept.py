@@ -50,9 +50,8 @@ class Kept:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def read_kept(source: str, columns: str | None, unfit: Mapping[str, Collection[int]] | None = None) -> list[Kept]:
+def read_kept(source: str, columns: str | None, unfit: Mapping[str, Collection[int]]) -> list[Kept]:
     """Return what a source of `--keep` or `--after` stands for: one thing, or an earlier skill and all that it kept."""
-    unfit = unfit or {}
     if source == SELF:
         return [Kept(SELF, SELF)]
     skill = Path(source) / SKILL
