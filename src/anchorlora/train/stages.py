@@ -42,6 +42,7 @@ from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.losses import memory_of_text, spread
 from anchorlora.continual.seeds import number
 from anchorlora.data import Encoder, Sample, TextFiles, TextSource, read_samples
+from anchorlora.data.rows import row_of
 from anchorlora.data.sample_files import samples_in
 from anchorlora.data.templates import stop_ids
 from anchorlora.data.text import count_rows
@@ -61,26 +62,8 @@ from anchorlora.store.predictions import read_predictions
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.seal import LARGEST_SEALED, sealed_folder
 from anchorlora.store.tensors import write_tensors
+from anchorlora.train import kept
 from anchorlora.train.judge import Comparison
-from anchorlora.train.kept import (
-    CAPACITY,
-    MOST_PROBES,
-    MOST_ROWS,
-    OWN_SHARE,
-    PROBES,
-    ROWS,
-    Kept,
-    capacity,
-    cores_of_layers,
-    facts_of_joined,
-    hold_out,
-    joined_cores_in,
-    new_cores,
-    read_kept,
-    row_of,
-    rows_of_file,
-    write_joined_cores,
-)
 from anchorlora.train.request import (
     CORES,
     MEMORY,
@@ -133,8 +116,8 @@ class Teaching:
 
     def kept_scores(self, adapted: Any, recipe: Recipe) -> dict[str, list[dict[str, Any]]]:
         """Return the scores of a model on the probes of everything that is kept."""
-        kept = facts_in(self.folder)["kept"]
-        probes = {part["name"]: probes_in(self.folder / "before", part["name"]) for part in kept if part["probes"]}
+        parts = facts_in(self.folder)["kept"]
+        probes = {part["name"]: probes_in(self.folder / "before", part["name"]) for part in parts if part["probes"]}
         return score_tasks(self.session, adapted, probes, recipe, self.say, self.tell)
 
 
@@ -144,18 +127,18 @@ def before(teaching: Teaching) -> None:
     recipe = request.asked
     teaching.say(f"loading {request.base_model.model}")
     adapted, tokenizer = teaching.adapted(), session.tokenizer
-    kept = parts_of(request, method, rows_in(folder), adapted)
+    parts = parts_of(request, method, rows_in(folder), adapted)
     if note := template_note(request.base_model, tokenizer, request.adapter):
         teaching.say(note)
     room = session.room(recipe.training.max_tokens)
     of_run = facts_of_run(request, session)
     request.recipe(folder, method, of_run)  # what does not go together is refused before text is written and read
-    for part in kept:
+    for part in parts:
         if part.source == SELF:
             _write_own_text(teaching, part, adapted, room)
     union: dict[str, JoinedCore] = {}
-    memory: Mapping[str, Tensor] = next((part.memory for part in kept if part.memory is not None), {})
-    for part in kept:
+    memory: Mapping[str, Tensor] = next((part.memory for part in parts if part.memory is not None), {})
+    for part in parts:
         if method.reads_past and (part.unread or part.memory is None):
             watch = teaching.begin(f"reading what answers depend on in {part.name}")
             elsewhere = bool(part.unread) and part.source != request.after  # learned by an adapter that is not trained further
@@ -168,27 +151,29 @@ def before(teaching: Teaching) -> None:
             continue
         if part.cores is None:
             made = _cores(session, adapted, part.samples, recipe, teaching.begin(f"finding what to protect of {part.name}"))
-            part.facts, cores = {**part.facts, **made.origin}, new_cores(part.name, made.layers)
+            part.facts, cores = {**part.facts, **made.origin}, kept.new_cores(part.name, made.layers)
         elif any(part.name in core.energy for core in union.values()):
             continue  # one run's cores stand for all that it kept
         else:
-            cores = cores_of_layers(part, adapted)
+            cores = kept.cores_of_layers(part, adapted)
         union = joined_within(union, cores, asked=recipe.features.energy)
     for layer, core in union.items() if reads_cores(method) else ():
         core.refuse_full(layer)
     with sealed_folder(folder / "before") as temporary:
-        (temporary / PROBES).mkdir()
-        for part in kept:
+        (temporary / kept.PROBES).mkdir()
+        for part in parts:
             if part.probes:
-                write_lines(temporary / PROBES / f"{part.name}.jsonl", part.probes)
+                write_lines(temporary / kept.PROBES / f"{part.name}.jsonl", part.probes)
         if union:
-            write_joined_cores(temporary, union, origin={"kept": [part.name for part in kept]})
+            kept.write_joined_cores(temporary, union, origin={"kept": [part.name for part in parts]})
         facts: dict[str, Any] = {
-            "kept": [{"name": p.name, "source": p.source, "probes": len(p.probes), **facts_of_joined(p, union)} for p in kept],
+            "kept": [
+                {"name": p.name, "source": p.source, "probes": len(p.probes), **kept.facts_of_joined(p, union)} for p in parts
+            ],
             **of_run,
         }
         if method.rehearsal:
-            write_lines(temporary / OLD_TEXT, [row for part in kept for row in part.old_text or map(row_of, part.samples)])
+            write_lines(temporary / OLD_TEXT, [row for part in parts for row in part.old_text or map(row_of, part.samples)])
         if method.reads_past:
             write_tensors(temporary / MEMORY, memory)
         if method.provided_cores is not None:
@@ -197,7 +182,7 @@ def before(teaching: Teaching) -> None:
             energy = mean(layer_core.retained_energy for layer_core in protected)
             facts["memory"] = {"directions": directions, "energy": energy}
         write_text(temporary / FACTS, json.dumps(facts, indent=1))
-        tasks = {request.name: teaching.files, **{p.name: probes_in(temporary, p.name) for p in kept if p.probes}}
+        tasks = {request.name: teaching.files, **{p.name: probes_in(temporary, p.name) for p in parts if p.probes}}
         scores = score_tasks(session, adapted, tasks, recipe, teaching.say, teaching.tell)
         add_first(request.after, scores)
         write_text(temporary / SCORES, json.dumps(scores))
@@ -208,8 +193,8 @@ def add_first(after: str | None, scores: Mapping[str, list[dict[str, Any]]]) -> 
     if after is None:
         return
     folder = Path(after) / SKILL
-    then, kept = scores_in(folder, "before"), {part["name"] for part in facts_in(folder)["kept"]}
-    for name in scores.keys() & then.keys() & kept:
+    then, names = scores_in(folder, "before"), {part["name"] for part in facts_in(folder)["kept"]}
+    for name in scores.keys() & then.keys() & names:
         first = {(row["prompt_sha256"], row["gold"]): row.get("first", row["metrics"]) for row in then[name]}
         for row in scores[name]:
             metrics = first.get((row["prompt_sha256"], row["gold"]), {})
@@ -217,20 +202,20 @@ def add_first(after: str | None, scores: Mapping[str, list[dict[str, Any]]]) -> 
                 row["first"] = metrics
 
 
-def parts_of(request: SkillRequest, method: Method, rows: Sequence[Mapping[str, Any]], adapted: Any) -> list[Kept]:
+def parts_of(request: SkillRequest, method: Method, rows: Sequence[Mapping[str, Any]], adapted: Any) -> list[kept.Kept]:
     """Return everything that is kept; a memory of other layers than those that are adapted is refused."""
     unfit = {row["name"]: row.get("unfit", ()) for row in rows}
-    kept = [part for source in earlier_sources(request) for part in read_kept(source, request.keep_columns, unfit)]
-    for part in kept if method.reads_past else ():
+    parts = [part for source in earlier_sources(request) for part in kept.read_kept(source, request.keep_columns, unfit)]
+    for part in parts if method.reads_past else ():
         if part.memory is not None and not all(f"{INPUTS}/{layer}" in part.memory for layer in lora_layers(adapted)):
             raise InvalidValue(
                 f"{part.source} remembers what its answers depend on at fewer layers than are adapted now; give its --targets, or "
                 "keep its text with --keep FILE"
             )
-    return kept
+    return parts
 
 
-def _write_own_text(teaching: Teaching, part: Kept, adapted: Any, room: int) -> None:
+def _write_own_text(teaching: Teaching, part: kept.Kept, adapted: Any, room: int) -> None:
     """Let the model write texts of its own, as what is kept."""
     request, tokenizer = teaching.request, teaching.session.tokenizer
     teaching.say(f"writing {request.own} texts of its own")
@@ -246,7 +231,7 @@ def _write_own_text(teaching: Teaching, part: Kept, adapted: Any, room: int) -> 
         watch=lambda texts: teaching.tell("writing texts of its own", texts, request.own),
     )
     samples, ends = read_samples(rows), ends_of(adapted)
-    part.samples, part.probes = hold_out(part.name, samples, share=OWN_SHARE)
+    part.samples, part.probes = kept.hold_out(part.name, samples, share=kept.OWN_SHARE)
     counts, _ = count_rows(part.name, samples, Encoder(tokenizer, max_tokens=room, ends=ends), measured=True)
     counts = {"name": part.name, "source": SELF, "use": "kept", **counts, "held_out": len(part.probes)}
     part.facts |= {"rows": counts, "own": defects(rows, stops=stop_ids(tokenizer, ends))}
@@ -261,26 +246,26 @@ def after(teaching: Teaching, recipe: Recipe, *, left: bool) -> None:
         source, earlier = teaching.files, folder / "before"
         if leaves_cores(request, method):
             watch = teaching.begin(f"finding what a later skill must protect of {request.name}")
-            samples = islice(source.rows_of(request.name, "train"), MOST_ROWS)  # what is held out measures a later skill
+            samples = islice(source.rows_of(request.name, "train"), kept.MOST_ROWS)  # what is held out measures a later skill
             made = _cores(session, adapted, samples, recipe, watch)
-            kept = [part["name"] for part in facts_in(folder)["kept"]]
-            union = joined_cores_in(earlier, kept) if (earlier / CORES).exists() else {}
-            union = joined_within(union, new_cores(request.name, made.layers), asked=recipe.features.energy)
-            write_joined_cores(temporary, union, origin=dict(made.origin))
+            names = [part["name"] for part in facts_in(folder)["kept"]]
+            union = kept.joined_cores_in(earlier, names) if (earlier / CORES).exists() else {}
+            union = joined_within(union, kept.new_cores(request.name, made.layers), asked=recipe.features.energy)
+            kept.write_joined_cores(temporary, union, origin=dict(made.origin))
             if reads_cores(method):
-                write_text(temporary / CAPACITY, json.dumps(capacity(union), indent=1))
+                write_text(temporary / kept.CAPACITY, json.dumps(kept.capacity(union), indent=1))
         if method.reads_past:
             link(temporary / MEMORY, RunDirectory(teaching.out).remembered(1))
         if left:
-            learned = list(islice(source.rows_of(request.name, "train"), MOST_ROWS))
+            learned = list(islice(source.rows_of(request.name, "train"), kept.MOST_ROWS))
             examples = sum(c.examples for c in method.constraints if isinstance(c, AnswerSensitivity))
             write_lines(temporary / UNREAD, [row_of(learned[i]) for i in spread(len(learned), examples)])
         if method.rehearsal:
             own = islice(source.rows_of(request.name, "train"), method.rehearsal.memory)
-            write_lines(temporary / OLD_TEXT, [*rows_of_file(earlier / OLD_TEXT), *map(row_of, own)])
-        (temporary / PROBES).mkdir()
-        tests = islice(source.rows_of(request.name, "test"), MOST_PROBES)
-        write_lines(temporary / PROBES / f"{request.name}.jsonl", map(row_of, tests))
+            write_lines(temporary / OLD_TEXT, [*kept.rows_of_file(earlier / OLD_TEXT), *map(row_of, own)])
+        (temporary / kept.PROBES).mkdir()
+        tests = islice(source.rows_of(request.name, "test"), kept.MOST_PROBES)
+        write_lines(temporary / kept.PROBES / f"{request.name}.jsonl", map(row_of, tests))
 
 
 def score_tasks(
@@ -343,7 +328,7 @@ def files_of(request: SkillRequest) -> TextFiles:
 
 def probes_in(folder: Path, name: str) -> TextFiles:
     """Return the probes of something that is kept, as a task that is only tested."""
-    path = str(folder / PROBES / f"{name}.jsonl")
+    path = str(folder / kept.PROBES / f"{name}.jsonl")
     return TextFiles({name: TextSource(path, test=path, reader=partial(samples_in, mixed=True))})
 
 
@@ -354,7 +339,7 @@ def facts_in(folder: Path) -> dict[str, Any]:
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:
     """Return how many rows each source of text has, and of how many of them what; none where an earlier version did not count."""
-    file = folder / ROWS
+    file = folder / kept.ROWS
     rows = read_file(file, list[dict[str, Any]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED) if file.is_file() else []
     own = [part["rows"] for part in facts_in(folder)["kept"] if "rows" in part] if (folder / "before").is_dir() else []
     return rows + own
