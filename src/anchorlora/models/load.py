@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import signature
@@ -307,11 +308,9 @@ def empty_model(settings: BaseModelSettings, *, folder: Path | None = None) -> P
 
 def fingerprint_of(settings: BaseModelSettings) -> str | None:
     """Return the fingerprint of a model in a folder; None where it lies on the hub or is gone."""
-    try:
-        origin = _origin(settings)
-    except InvalidValue:
-        return None
-    return _sha256(settings, origin, None) if isinstance(origin, Path) else None
+    with suppress(InvalidValue):
+        return _sha256(settings, _origin(settings), None)
+    return None
 
 
 def _sha256(settings: BaseModelSettings, origin: str | Path, commit: str | None) -> str | None:
