@@ -64,14 +64,18 @@ def _reads_parts(tokenizer: Any, template: str) -> bool:
     """Return whether a template writes content that is a list of parts, and none that is text, as some of models that see."""
 
     def writes(as_read: Callable[[Mapping[str, Any]], dict[str, Any]]) -> bool:
-        chat = [as_read({"role": "user", "content": ASKED}), as_read({"role": "assistant", "content": ANSWERED})]
-        try:
-            text = str(tokenizer.apply_chat_template(chat, tokenize=False))
-        except Exception:  # a template is a program of its own and raises what it likes
-            return False
+        text = _try(tokenizer, [as_read({"role": "user", "content": ASKED}), as_read({"role": "assistant", "content": ANSWERED})])
         return ASKED in text and ANSWERED in text
 
     return not writes(dict) and writes(_in_parts)
+
+
+def _try(tokenizer: Any, chat: Sequence[Mapping[str, Any]], **how: Any) -> str:
+    """Text that a template writes of a chat; "" where it refuses it."""
+    try:
+        return str(tokenizer.apply_chat_template(chat, tokenize=False, **how))
+    except Exception:  # a template is a program of its own and raises what it likes
+        return ""
 
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,11 +91,7 @@ def _reads_text(tokenizer: Any, template: str) -> bool:
     chat = [asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
 
     def written(*, as_text: bool) -> str:
-        called = [_convert_calls(message, as_text=as_text) for message in chat]
-        try:
-            return str(tokenizer.apply_chat_template(called, tokenize=False, chat_template=template))
-        except Exception:  # a template is a program of its own and raises what it likes
-            return ""
+        return _try(tokenizer, [_convert_calls(message, as_text=as_text) for message in chat], chat_template=template)
 
     objects = written(as_text=False)
     return (not objects or str(arguments) in objects) and json.dumps(arguments) in written(as_text=True)
