@@ -18,13 +18,12 @@ from anchorlora.errors import InvalidValue, message_of
 
 Messages = Sequence[Mapping[str, Any]]
 ASKED, ANSWERED = "anchorlorawouldask", "anchorlorawouldanswer"  # words that no template writes
+QUESTION, REPLY = {"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}
 SECONDS, LARGEST = 20.0, 2**24  # that a template may take for one chat, and characters that it may write
 CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 
 
-def render(
-    location: str, messages: Messages, tokenizer: Any, *, asking: bool = False, tools: Sequence[Mapping[str, Any]] = ()
-) -> str:
+def render(location: str, messages: Messages, tokenizer: Any, *, asking: bool = False, tools: Messages = ()) -> str:
     """Return a chat as the tokenizer's template writes it, on the date of the run (`tokenizer.rendered_at`) if there is one."""
     if not tokenizer.chat_template:
         raise InvalidValue(
@@ -64,13 +63,13 @@ def _reads_parts(tokenizer: Any, template: str) -> bool:
     """Return whether a template writes content that is a list of parts, and none that is text, as some of models that see."""
 
     def writes(as_read: Callable[[Mapping[str, Any]], dict[str, Any]]) -> bool:
-        text = _try(tokenizer, [as_read({"role": "user", "content": ASKED}), as_read({"role": "assistant", "content": ANSWERED})])
+        text = _try(tokenizer, [as_read(QUESTION), as_read(REPLY)])
         return ASKED in text and ANSWERED in text
 
     return not writes(dict) and writes(_in_parts)
 
 
-def _try(tokenizer: Any, chat: Sequence[Mapping[str, Any]], **how: Any) -> str:
+def _try(tokenizer: Any, chat: Messages, **how: Any) -> str:
     """Text that a template writes of a chat; "" where it refuses it."""
     try:
         return str(tokenizer.apply_chat_template(chat, tokenize=False, **how))
@@ -87,8 +86,7 @@ def _reads_text(tokenizer: Any, template: str) -> bool:
     """Return whether a template writes the arguments of a call that are text, and no object as JSON."""
     arguments = {ASKED: ANSWERED}
     call = {"id": "call00000", "type": "function", "function": {"name": ASKED, "arguments": arguments}}
-    asked: dict[str, Any] = {"role": "user", "content": ASKED}
-    chat = [asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    chat: Messages = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
 
     def written(*, as_text: bool) -> str:
         return _try(tokenizer, [_convert_calls(message, as_text=as_text) for message in chat], chat_template=template)
@@ -175,14 +173,13 @@ def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
     if tokenizer.eos_token_id is not None:
         stops.add(int(tokenizer.eos_token_id))
     if tokenizer.chat_template:
-        asked, answered = {"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}
 
         def after(*messages: Mapping[str, Any]) -> list[int]:
             text = render("", messages, tokenizer).partition(ANSWERED)[2].partition(ASKED)[0].lstrip()
             return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) if text else []
 
         try:
-            ids, between = after(asked, answered), after(asked, answered, asked)
+            ids, between = after(QUESTION, REPLY), after(QUESTION, REPLY, QUESTION)
         except InvalidValue:  # of these messages; what a row gives is asked again
             return frozenset(stops)
         if ids and ids[0] in tokenizer.get_added_vocab().values() and stops.isdisjoint(between):
@@ -192,8 +189,7 @@ def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
 
 def refuse_deaf(tokenizer: Any) -> None:
     """Refuse a chat template that does not write what it is given."""
-    chat = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
-    text = render("the chat template, tried on two messages", chat, tokenizer)
+    text = render("the chat template, tried on two messages", (QUESTION, REPLY), tokenizer)
     for word, role in ((ASKED, "user"), (ANSWERED, "assistant")):
         if word not in text:
             raise InvalidValue(f"the tokenizer's chat template does not write the {role}'s message; give a template that does")
