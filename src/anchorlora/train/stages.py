@@ -49,7 +49,7 @@ from anchorlora.data.text import count_rows
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import JoinedCore, joined_within
 from anchorlora.methods import Method
-from anchorlora.models.cores_from_text import CoreRule, MadeCores, cores_of_samples
+from anchorlora.models.cores_from_text import CoreRule, MadeCores, Watch, cores_of_samples
 from anchorlora.models.load import ends_of, template_note
 from anchorlora.models.own_text import OWN_TOKENS, defects, own_text
 from anchorlora.models.packing import unpackable
@@ -105,7 +105,7 @@ class Teaching:
         """Tell callbacks how far something is."""
         telling(self.callbacks)(what, done, total)
 
-    def begin(self, what: str) -> Callable[[int, int], None]:
+    def begin(self, what: str) -> Watch:
         """Say what begins, and return what is told how far it is."""
         self.say(what)
         return partial(self.tell, what)
@@ -356,9 +356,7 @@ def scores_after(run: Path, name: str) -> dict[str, list[dict[str, Any]]]:
     return scores_in(run / SKILL, "after") | {name: [row.model_dump() for row in predictions]}
 
 
-def _cores(
-    session: Session, adapted: Any, samples: Iterable[Sample], recipe: Recipe, watch: Callable[[int, int], None]
-) -> MadeCores:
+def _cores(session: Session, adapted: Any, samples: Iterable[Sample], recipe: Recipe, watch: Watch) -> MadeCores:
     f = recipe.features
     rule = CoreRule(f.rows, f.energy, f.at_least, f.at_most, max_tokens=session.room(recipe.training.max_tokens), spread=True)
     return cores_of_samples(adapted, session.tokenizer, list(samples), rule, device=session.loaded.device, watch=watch)
