@@ -63,13 +63,9 @@ class ShownRecord(logging.LogRecord):
 def libraries_in_words() -> Iterator[None]:
     """Make every log message and warning in the block harmless: no control sequences, no secrets."""
     record, warning = logging.getLogRecordFactory(), warnings.formatwarning
-
-    def in_words(*args: Any, **how: Any) -> str:
-        return shown(warning(*args, **how))
-
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it lists missing kernels whatever is asked
     logging.setLogRecordFactory(ShownRecord)
-    warnings.formatwarning = in_words
+    warnings.formatwarning = lambda *args, **how: shown(warning(*args, **how))
     try:
         yield
     finally:

@@ -19,7 +19,9 @@ def render(audit: Mapping[str, Any]) -> str:
     """Return the page as HTML. Text from files is escaped, and the page loads nothing."""
     environment = escaping()
     environment.filters |= {"number": number, "percent": percent}
-    return environment.get_template("audit.html.j2").render(audit=audit, verdict_on=verdict_on, widest=_widest(audit))
+    shares = [row[name] for row in audit["layers"].values() for name in ("rho", "chance") if row[name] is not None]
+    widest = max(shares, default=1.0) or 1.0  # share that a bar shows
+    return environment.get_template("audit.html.j2").render(audit=audit, verdict_on=verdict_on, widest=widest)
 
 
 def number(value: float | None) -> str:
@@ -30,9 +32,3 @@ def number(value: float | None) -> str:
 def percent(value: float | None) -> str:
     """Return a fraction in percent, or as a power of ten below 0.01 %."""
     return number(value) if value is None or value < 1e-4 else f"{100 * value:.2f} %"
-
-
-def _widest(audit: Mapping[str, Any]) -> float:
-    """Largest share that a bar shows."""
-    shares = [row[name] for row in audit["layers"].values() for name in ("rho", "chance") if row[name] is not None]
-    return max(shares, default=1.0) or 1.0
