@@ -18,37 +18,23 @@ from typing import Any
 import torch
 
 from anchorlora.adapters import Anchor
-from anchorlora.constraints import Freeze
 from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import LOSS, TOKEN_ACCURACY, Encoder
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors, scaled_change
-from anchorlora.methods import Method
-from anchorlora.methods.gated import GatedPerTask
-from anchorlora.methods.merged import MergedPerTask
 from anchorlora.models.load import ends_of
 from anchorlora.models.packing import unpackable
 from anchorlora.scores import Paired
 from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
-from anchorlora.train.request import FRESH, SkillRequest
 from anchorlora.train.stages import Teaching, facts_in, probes_in, scores_in
 
 BUDGET = "budget.json"  # in skill/
 STEPS = 20  # scales are tried from 1 down, by 1 / STEPS
 FEWEST = 12  # held-out rows, half of which choose: fewer than six have no interval
 BATCH = 16  # examples of a forward pass, or as many tokens
-
-
-def refuse_nonlinear(request: SkillRequest, method: Method) -> None:
-    """Refuse a budget for a method whose change is not linear in one factor, or is merged after it was scaled."""
-    frozen = any(isinstance(part, Freeze) for part in method.constraints)
-    both = method.plan.family == "shared" and request.adapter is not None and not frozen
-    if both or isinstance(method.plan, (GatedPerTask, MergedPerTask)):
-        why = "trains both factors of the old adapter" if both else "weighs or merges its blocks itself"
-        raise InvalidValue(f"--budget scales what is learned, and {method.name} {why}; use --method {FRESH}, or no --budget")
 
 
 def refuse_few(held_out: Mapping[str, int]) -> None:

@@ -21,7 +21,7 @@ from anchorlora.models.load import TEMPLATES, commit_of, tokenizer_of
 from anchorlora.models.tokenizer import reads_clock
 from anchorlora.paths import expanded
 from anchorlora.runs.record import now
-from anchorlora.store.files import dump_yaml, load_yaml, new_folder, write_text
+from anchorlora.store.files import dump_yaml, new_folder, write_text
 from anchorlora.store.run_folder import (
     ADAPTER,
     INPUTS,
@@ -35,19 +35,14 @@ from anchorlora.store.run_folder import (
 )
 from anchorlora.store.seal import SEAL, damage, read_sealed, seal, sha256, write_sealed
 from anchorlora.train.kept import ROWS
-from anchorlora.train.request import SELF, SkillRequest, earlier_sources, name_option
+from anchorlora.train.request import REQUEST, SELF, SkillRequest, earlier_sources, name_option, request_in
 
 OF_A_MODEL = (*("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.model", "*.txt", "*.tiktoken", "*.py"), *TEMPLATES)
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
-REQUEST, TASKS = "request.yaml", "tasks.yaml"
+TASKS = "tasks.yaml"
 OWN = (TASKS, ROWS)  # in skill/, written at the beginning
 STAGES = ("before", "after", "unprotected/skill/after")  # in skill/, each with a seal of its own
-
-
-def request_in(file: Path) -> SkillRequest:
-    """Return the request that a skill was begun with."""
-    return SkillRequest.read(load_yaml(file), str(file))
 
 
 def settle(request: SkillRequest, out: Path) -> SkillRequest:

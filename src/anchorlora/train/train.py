@@ -9,16 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anchorlora.adapters import read_adapter
-from anchorlora.constraints import Freeze
 from anchorlora.continual.callback import RunCallback, Tell
 from anchorlora.data import Encoder, TextFiles
 from anchorlora.data.holdout import RowHashes
 from anchorlora.data.templates import refuse_deaf
 from anchorlora.errors import AnchorloraError, Interrupted, InvalidType, InvalidValue, MissingExtra, Stopped, UnknownName
 from anchorlora.methods import METHODS, Method
-from anchorlora.methods.gated import GatedPerTask
-from anchorlora.models.hub import is_path
 from anchorlora.models.load import configured_ends, tokenizer_of
 from anchorlora.models.own_text import most_tokens, refuse_too_large
 from anchorlora.models.session import Session
@@ -32,22 +28,10 @@ from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.seal import sealed_folder
 from anchorlora.train import price, sealed, stages
-from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear, rows_tested
+from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, rows_tested
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
 from anchorlora.train.kept import OWN_SHARE, count_kept, refuse_repeated
-from anchorlora.train.request import (
-    CORES,
-    EXACT,
-    FRESH,
-    MEMORY,
-    OLD_TEXT,
-    SELF,
-    SkillRequest,
-    earlier_skills,
-    earlier_sources,
-    leaves_rows,
-    reads_cores,
-)
+from anchorlora.train.request import REQUEST, SELF, SkillRequest, earlier_sources, leaves_rows, refuse_early
 from anchorlora.train.verdict import Verdict, verdict_of
 
 UNPROTECTED = "unprotected"
@@ -69,14 +53,14 @@ def train_skill(
     The directory is a run directory, with `adapter/` (one ordinary PEFT adapter) and `skill/` (what a later skill goes on from). A
     directory of the same request goes on where it stopped.
     """
-    if not (out / SKILL / sealed.REQUEST).exists():
+    if not (out / SKILL / REQUEST).exists():
         sealed.refuse_others(request, out)
-        _refuse_early(request, request.method_in(methods))
+        refuse_early(request, request.method_in(methods))
     request = sealed.settle(request, out)
     sealed.refuse_others(request, out)
     if RunFolder(out).is_taught:
         return _read_verdict(request, out, margin)
-    _refuse_early(request, request.method_in(methods))
+    refuse_early(request, request.method_in(methods))
     with _alone(out) as lease, lease.lent():
         if RunFolder(out).is_taught:  # another process has finished it meanwhile
             sealed.refuse_others(request, out)
@@ -93,7 +77,7 @@ def train_skill(
 
 def price_skill(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -> price.Price:
     """Return what teaching a skill will take, or refuse what `train_skill` would refuse; nothing is written."""
-    _refuse_early(request, request.method_in(methods))
+    refuse_early(request, request.method_in(methods))
     request = sealed.settle(request, out)
     sealed.refuse_others(request, out)
     method = request.method_in(methods)  # with the numbers of the skill before
@@ -250,54 +234,6 @@ def _count_rows(request: SkillRequest, files: TextFiles, tell: Tell = lambda wha
         refuse_few({kept_name: min(rows_of, limit or rows_of) for kept_name, rows_of in held_out})
     most = recipe.evaluation.max_new_tokens  # of an answer that is scored, beside its end
     return [counts | ({"generated": most} if counts["longest"] > most + 1 else {}) for counts in rows + kept]
-
-
-def _refuse_early(request: SkillRequest, method: Method) -> None:
-    """Refuse what would show only after the model is loaded."""
-    if request.budget is not None:
-        refuse_nonlinear(request, method)
-    skills = earlier_skills(request)
-    for asked, left, needs, lacks in (
-        (reads_cores(method), CORES, "protects directions that layers read", "leaves none"),
-        (method.reads_past, MEMORY, "needs what answers depend on", "does not remember it"),
-        (method.rehearsal is not None, OLD_TEXT, "trains on old text again", "keeps none"),
-    ):
-        without = next((skill for skill in skills if asked and not (skill / left).is_file()), None)
-        if without is not None:
-            there = ((CORES, EXACT), (MEMORY, FRESH))
-            instead = next((name for file, name in there if (without / file).is_file()), METHODS.baseline("cumulative").name)
-            raise InvalidValue(
-                f"{method.name} {needs}, and {without.parents[1]} was trained by a method that {lacks}; give its text with --keep "
-                f"FILE instead, or continue with --method {instead}"
-            )
-    frozen = {part.factor for part in method.constraints if isinstance(part, Freeze)}
-    if method.plan.family == "shared" and "B" in frozen:
-        old = {} if request.adapter is None else read_adapter(request.adapter, beside={})
-        if not any(factors.B.any() for factors in old.values()):
-            instead = "give --adapter, --after, or" if request.adapter is None else "leave --same-size out, or"
-            raise InvalidValue(
-                f"{method.name} trains A alone, and B of {request.adapter or 'a new adapter'} is zero, so nothing would be "
-                f"learned; {instead} take --method inc-lora-hard"
-            )
-    if request.adapter is not None and isinstance(method.plan, GatedPerTask):
-        raise InvalidValue(
-            f"{method.name} weighs earlier blocks by gates, which no adapter holds; take --method {EXACT}, or keep text with "
-            "--keep FILE and leave the adapter out"
-        )
-    if method.reads_past and len(skills) > 1:
-        one, other = (skill.parents[1] for skill in skills[:2])
-        raise InvalidValue(
-            f"{one} and {other} each remember what their answers depend on, and {method.name} continues from one memory; "
-            "keep one of them by its text, with --keep FILE"
-        )
-    if request.after is None:
-        return
-    earlier = Path(request.after) / SKILL / sealed.REQUEST
-    if not earlier.is_file():
-        raise InvalidValue(f"{request.after} is not the --out of an earlier anchorlora train; give one, or --adapter and --keep")
-    was, now = sealed.request_in(earlier).base_model.model, request.base_model.model
-    if was != now and not (was and now and is_path(was) and is_path(now)):
-        raise InvalidValue(f"{request.after} was trained on {was}, and this is {now}; continue with the same model")
 
 
 def _publish(out: Path, request: SkillRequest) -> None:
