@@ -54,6 +54,7 @@ from anchorlora.models.load import ends_of, template_note
 from anchorlora.models.own_text import OWN_TOKENS, defects, own_text
 from anchorlora.models.packing import unpackable
 from anchorlora.models.session import Session
+from anchorlora.recipes.standard import default_recipe
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.sizes import needs_checkpointing
 from anchorlora.store.files import link, write_lines, write_text
@@ -64,18 +65,7 @@ from anchorlora.store.seal import LARGEST_SEALED, sealed_folder
 from anchorlora.store.tensors import write_tensors
 from anchorlora.train import kept
 from anchorlora.train.judge import Comparison
-from anchorlora.train.request import (
-    CORES,
-    MEMORY,
-    OLD_TEXT,
-    SELF,
-    UNREAD,
-    SkillRequest,
-    default_recipe,
-    earlier_sources,
-    leaves_cores,
-    reads_cores,
-)
+from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, UNREAD, SkillRequest, earlier_sources, leaves_cores, reads_cores
 
 SCORES, FACTS = "scores.json", "facts.json"
 OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
