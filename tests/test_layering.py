@@ -52,7 +52,7 @@ ALLOWED = {  # lowest first
     },
     "train": {
         *("geometry", "adapters", "features", "constraints", "methods", "data", "models", "config", "continual", "measurement"),
-        *("scores", "embedded", "runs", "export"),
+        *("scores", "recipes", "embedded", "runs", "export"),
     },
     "pages": {"scores", "recipes"},
 }

@@ -125,7 +125,7 @@ def test_what_follows_uses_the_template_beside_the_adapter_whose_tokenizer_is_th
 
 
 def test_chats_without_any_template_are_refused_at_once_by_the_option_that_names_one(asked, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "before", lambda *_: pytest.fail("no model is loaded for what cannot be"))
+    monkeypatch.setattr(module.stages, "before", lambda *_: pytest.fail("no model is loaded for what cannot be"))
     with pytest.raises(InvalidValue, match=r"chats.jsonl, line 1: .* has no chat template; name one with --set chat_template=FILE"):
         train_skill(asked(data, keep=("self",), method="inc-lora-hard"), tmp_path / "out", methods=METHODS)
     assert not (tmp_path / "out").exists()

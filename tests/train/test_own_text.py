@@ -254,7 +254,7 @@ def test_texts_that_take_more_memory_than_is_left_are_refused_before_any_weights
     free, way_out, monkeypatch, tmp_path, capsys
 ):
     monkeypatch.setattr(module, "free_memory", lambda device: free)
-    monkeypatch.setattr("anchorlora.train.train.before", lambda *_, **__: pytest.fail("no model is loaded for what cannot be"))
+    monkeypatch.setattr("anchorlora.train.stages.before", lambda *_, **__: pytest.fail("no model is loaded for what cannot be"))
     rows = [{"prompt": f"{i} and one", "completion": f" {i + 1}"} for i in range(20)]
     (tmp_path / "new.jsonl").write_text("\n".join(map(json.dumps, rows)))
     out = tmp_path / "out"

@@ -206,13 +206,13 @@ def test_a_skill_on_a_model_of_the_hub_stays_with_the_commit_that_it_began_with(
     (cache / "refs").mkdir()
     (cache / "refs/main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    real, out = module.before, tmp_path / "out"
+    real, out = module.stages.before, tmp_path / "out"
 
     def then_moved(*args, **named):
         real(*args, **named)
         (cache / "refs/main").write_text(later)
 
-    monkeypatch.setattr(module, "before", then_moved)
+    monkeypatch.setattr(module.stages, "before", then_moved)
     words = command({**data, "model": "org/m"}, out)
     assert main(words) == 0
     assert read_sealed(out / "skill/inputs.json", dict[str, str])["org/m"] == commit
@@ -255,9 +255,9 @@ def test_data_that_change_between_two_stages_are_refused_and_what_was_done_is_ke
     out = tmp_path / "out"
     words = command({**data, "news": str(news)}, out, "--test", str(test))
     rewritten, appended = (lambda text: text[: text.rindex("\n")]), (lambda text: text + "\n" + text)
-    for stage in ("before", "run_sequence", "after"):
+    for stage, owner in (("before", module.stages), ("run_sequence", module), ("after", module.stages)):
         for changed, change in ((news, rewritten), (news, appended), (test, rewritten)):
-            original, real = changed.read_text(), getattr(module, stage)
+            original, real = changed.read_text(), getattr(owner, stage)
             other = change(original)
             shutil.rmtree(out / "skill" / stage, ignore_errors=True)  # so that the stage is gone through once more
 
@@ -266,7 +266,7 @@ def test_data_that_change_between_two_stages_are_refused_and_what_was_done_is_ke
                 changed.write_text(content)
 
             with monkeypatch.context() as patched:
-                patched.setattr(module, stage, then_changed)
+                patched.setattr(owner, stage, then_changed)
                 refused(words, capsys, f"{changed} was changed")
             assert (out / "skill/before/scores.json").is_file()
             refused(words, capsys, f"{changed} was changed")
@@ -395,7 +395,7 @@ def test_an_answer_that_is_too_long_is_found_before_the_model_is_loaded(data, tm
     long = [*rows("news", "train", 39), {"prompt": "a", "completion": " word" * 2000}]
     own = {**data, "news": written(tmp_path / "long.jsonl", long)}
     with monkeypatch.context() as patched:
-        patched.setattr(module, "before", None)
+        patched.setattr(module.stages, "before", None)
         refused(command(own, tmp_path / "out"), capsys, "max_tokens")
     assert not (tmp_path / "out").exists()
     assert default_recipe().training.max_tokens == 1024
@@ -482,14 +482,14 @@ def test_nothing_that_is_read_may_change_between_two_stages(what, finished, data
     def then_changed(*_, **__):
         file.write_bytes(file.read_bytes() + b" ")
 
-    monkeypatch.setattr(module, "before", then_changed)
+    monkeypatch.setattr(module.stages, "before", then_changed)
     words = ["train", str(model), "--data", data["news"], "--keep", str(kept), "--adapter", str(adapter)]
     words += ["--set", f"chat_template={template}", "--out", str(tmp_path / "out"), *FEW]
     refused(words, capsys, f"{file} was changed since this skill was begun")
 
 
 def test_scores_of_other_prompts_than_before_are_refused_in_one_line(stopped, data, tmp_path, capsys, monkeypatch):
-    out, real = tmp_path / "out", module.scores_in
+    out, real = tmp_path / "out", module.stages.scores_in
     shutil.copytree(stopped, out)
 
     def others(folder, stage):
@@ -498,8 +498,8 @@ def test_scores_of_other_prompts_than_before_are_refused_in_one_line(stopped, da
         return found
 
     monkeypatch.setattr(module, "_teach", lambda *_, **__: None)
-    monkeypatch.setattr(module, "scores_in", others)
-    monkeypatch.setattr(module, "_predictions", lambda *_: real(out / "skill", "before")["news"])
+    monkeypatch.setattr(module.stages, "scores_in", others)
+    monkeypatch.setattr(module.stages, "scores_after", lambda run, name: others(run / "skill", "after"))
     refused(command(data, out), capsys, "reviews was tested on other examples before than after")
 
 

@@ -29,6 +29,7 @@ from anchorlora.errors import (
 from anchorlora.processes import following
 
 FAILED, WRONG, STOPPED = 1, 2, 3
+STATUSES = (((Failed, Unwritten, TakenOver), FAILED), (Stopped, STOPPED), (Interrupted, INTERRUPTED), (AnchorloraError, WRONG))
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system says to a write that was well asked
 
 
@@ -98,9 +99,7 @@ anchorlora --help lists all commands; anchorlora COMMAND --help explains one.
 
 
 @click.group(
-    cls=Commands,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
+    cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show tracebacks.")
 @click.version_option(anchorlora.__version__, message="%(version)s")
@@ -131,16 +130,11 @@ def main(arguments: list[str] | None = None) -> int:
         context = getattr(error, "ctx", None)
         words = NUMBERS.sub(lambda match: f"not a {'whole ' * (match[1] == 'integer')}number", error.format_message())
         return _say(f"{words} (see {context.command_path if context else 'anchorlora'} --help)", WRONG, verbose)
-    except (Failed, Unwritten, TakenOver) as error:
-        return _say(str(error), FAILED, verbose)
-    except Stopped as error:
-        return _say(f"stopped: {error}", STOPPED, verbose)
-    except Interrupted as error:
-        return _say(str(error), INTERRUPTED, verbose)
+    except AnchorloraError as error:
+        status = next(status for kinds, status in STATUSES if isinstance(error, kinds))
+        return _say(f"stopped: {error}" if status == STOPPED else str(error), status, verbose)
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted; the same command continues from the last save", INTERRUPTED, verbose)
-    except AnchorloraError as error:
-        return _say(str(error), WRONG, verbose)
     except OSError as error:
         status = FAILED if error.errno in REFUSED else WRONG
         return _say(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), status, verbose)

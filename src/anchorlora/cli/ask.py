@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anchorlora.cli.console import count_option, err, example
+from anchorlora.cli.console import count_option, err, example, hide_loading
 from anchorlora.errors import InvalidValue
 from anchorlora.store.json import loads
 from anchorlora.text import shown
@@ -55,8 +55,6 @@ def ask(
     RUN is a run directory, one of its tasks, any PEFT adapter, or a merged export. PROMPT is a text, or - to read it from stdin.
     The answer streams to stdout and ends where a server would stop.
     """
-    from transformers.utils import logging
-
     from anchorlora.adapters import attach, detach
     from anchorlora.adapters.files import read_adapter
     from anchorlora.models.load import load_base_model, template_note, tokenizer_of
@@ -74,20 +72,18 @@ def ask(
     if adapter is not None:
         read_adapter(adapter, beside={})
     tokenizer = tokenizer_of(settings, adapter=adapter)
-    form = _form(artifact, tokenizer, chat=chat)
+    sample = _left_example(artifact) if chat is None or (chat and system is None) else None
+    form = _form(artifact, sample, tokenizer, chat=chat)
     ids = _prompt_ids(text, system, form, tokenizer)
-    if form == "chat" and system is None and (missing := _system_note(artifact)):
+    if form == "chat" and system is None and (missing := _system_note(sample)):
         err.print(missing)
     longest = _room(len(ids), max_new_tokens, settings)
     if note := template_note(settings, tokenizer, adapter):
         err.print(note)
-    logging.disable_progress_bar()
+    hide_loading()
     err.print(f"loading {settings.model} ...")
     loaded = load_base_model(settings, adapter=adapter)
-    if adapter is None:
-        _answer(loaded, loaded.model, ids, longest=longest, asked=max_new_tokens)
-        return
-    adapted = attach(loaded.model, adapter)
+    adapted = loaded.model if adapter is None else attach(loaded.model, adapter)
     if without:
         print("with the adapter:", flush=True)
     _answer(loaded, adapted, ids, longest=longest, asked=max_new_tokens)
@@ -138,25 +134,25 @@ def _prompt_text(prompt: str) -> str:
     return text
 
 
-def _form(artifact: Artifact, tokenizer: Any, *, chat: bool | None) -> Form:
+def _form(artifact: Artifact, sample: Sample | None, tokenizer: Any, *, chat: bool | None) -> Form:
     """How a prompt is given to the model: as asked for, or as the examples of a run are, or as a chat if there is a template."""
     if chat and not tokenizer.chat_template:
         raise InvalidValue("--chat needs a chat template, and the tokenizer has none; give the prompt as it stands with --plain")
     if chat is not None:
         return "chat" if chat else "plain"
-    form = _form_of_examples(artifact) or "chat"
+    form = _form_of_examples(artifact, sample) or "chat"
     if tokenizer.chat_template:
         return "plain" if form == "plain" else "chat"
     return "instruction" if form == "instruction" else "plain"
 
 
-def _form_of_examples(artifact: Artifact) -> Form | None:
-    """The form of a run's examples; None where nothing says so. A skill has left some, which count before its data."""
+def _form_of_examples(artifact: Artifact, sample: Sample | None) -> Form | None:
+    """The form of a run's examples; None where nothing says so. One that a skill has left counts before its data."""
     from anchorlora.data.sources import source_of
 
     if artifact.run is None or artifact.config is None or artifact.task is None:
         return None
-    if sample := _left_example(artifact):
+    if sample is not None:
         return "plain" if isinstance(sample.content, str) else "chat" if sample.plain is None else "instruction"
     try:
         example = next(iter(source_of(artifact.config.recipe.tasks).examples(artifact.task, "test")))
@@ -176,9 +172,8 @@ def _left_example(artifact: Artifact) -> Sample | None:
     return samples_of([(f"{left}, line 1", loads(line))], source=str(left))[0]
 
 
-def _system_note(artifact: Artifact) -> str | None:
+def _system_note(sample: Sample | None) -> str | None:
     """A sentence where the first example of a run has a system message, which a prompt does not get by itself."""
-    sample = _left_example(artifact)
     first = sample.content[0] if sample and not isinstance(sample.content, str) else {}
     if first.get("role") != "system":
         return None

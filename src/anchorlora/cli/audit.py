@@ -29,14 +29,7 @@ PROTECTED = ("preserved", "unmoved")
 @path_option("--html", help="Also write the audit as one HTML page.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--fail-if-unprotected", is_flag=True, help="Exit with status 1 unless the protected directions are preserved.")
-def audit(
-    before: Path,
-    after: Path,
-    html: Path | None,
-    as_json: bool,
-    fail_if_unprotected: bool,
-    **asked: Any,
-) -> None:
+def audit(before: Path, after: Path, html: Path | None, as_json: bool, fail_if_unprotected: bool, **asked: Any) -> None:
     """Measure how much of the change between two checkpoints lies on protected directions, and name the missing constraint.
 
     BEFORE and AFTER are runs, tasks of runs, folders of PEFT LoRA adapters (several in one folder are summed), or full weights
@@ -47,9 +40,10 @@ def audit(
 
     report = read(before, after, **asked).as_dict()
     if html is not None:
-        from anchorlora.pages.audit import write_audit
+        from anchorlora.pages.audit import render
+        from anchorlora.store.files import write_text
 
-        write_audit(report, html)
+        write_text(html, render(report))
     if as_json:
         print_json(report)
     else:

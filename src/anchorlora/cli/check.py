@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.console import example, fitted, out, path_option, print_json
+from anchorlora.cli.console import example, fitted, hide_loading, out, path_option, print_json
 from anchorlora.cli.options import methods_beginning
 from anchorlora.errors import Failed
 
@@ -84,11 +84,9 @@ def measure(before: Path, after: Path, cores: Path, data: str | None, model: str
 
     drift, changed = compare(before, after, cores=cores), None
     if data is not None:
-        from transformers.utils import logging
-
         from anchorlora.train.stages import change_on
 
-        logging.disable_progress_bar()
+        hide_loading()
         changed = change_on(data, before, after, model=model)
     if as_json:
         layers = {layer: layer_drift.as_dict() for layer, layer_drift in drift.layers.items()}

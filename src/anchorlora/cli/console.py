@@ -63,13 +63,9 @@ class ShownRecord(logging.LogRecord):
 def libraries_in_words() -> Iterator[None]:
     """Make every log message and warning in the block harmless: no control sequences, no secrets."""
     record, warning = logging.getLogRecordFactory(), warnings.formatwarning
-
-    def in_words(*args: Any, **how: Any) -> str:
-        return shown(warning(*args, **how))
-
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it lists missing kernels whatever is asked
     logging.setLogRecordFactory(ShownRecord)
-    warnings.formatwarning = in_words
+    warnings.formatwarning = lambda *args, **how: shown(warning(*args, **how))
     try:
         yield
     finally:
@@ -91,6 +87,13 @@ def example(line: str) -> str:
     return f"\b\nExample:\n  {line}"
 
 
+def hide_loading() -> None:
+    """Show no progress of transformers while weights load."""
+    from transformers.utils import logging as of_transformers
+
+    of_transformers.disable_progress_bar()
+
+
 def print_json(content: Any) -> None:
     """Print one JSON object on stdout."""
     print(shown(json.dumps(content, indent=1, ensure_ascii=False)))
@@ -103,7 +106,7 @@ def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int
     other, which all begin with the first column. Numbers are never cut.
     """
     columns = [[heading, *(row[j] for row in rows)] for j, heading in enumerate(headings)]
-    least = [max(len(word) for text in column for word in _words(text)) for column in columns]
+    least = [max(len(piece.rstrip()) for text in column for piece in _pieces(text)) for column in columns]
     parts, used = [[0]], least[0]
     for j in range(1, len(columns)):
         if used + 2 + least[j] > width and len(parts[-1]) > 1:
@@ -146,12 +149,8 @@ def _grid(columns: Sequence[Sequence[str]], least: Sequence[int], width: int) ->
     return "\n".join(shown)
 
 
-def _words(text: str) -> list[str]:
-    """Parts of a text that may stand on a line of their own, without the space that follows."""
-    return [word.rstrip() for word in _pieces(text)]
-
-
 def _pieces(text: str) -> list[str]:
+    """Parts of a text that may stand on a line of their own, with the space that follows."""
     text = " ".join(text.split())
     if NUMBER.match(text):
         return [text]

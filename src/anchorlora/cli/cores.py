@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.console import count_option, example, fitted, out, path_option, print_json
+from anchorlora.cli.console import count_option, example, fitted, hide_loading, out, path_option, print_json
 from anchorlora.cli.options import ReadsRows
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import InvalidValue
@@ -66,8 +66,6 @@ def cores(
     .jsonl, .json, .csv, or .parquet file, a folder written by datasets, or ORG/NAME:SPLIT from the hub. Its columns are one
     of: FORMS.
     """
-    from transformers.utils import logging
-
     from anchorlora.cli.parsing import targets_named
     from anchorlora.models.cores_from_text import CoreRule, cores_from_data
 
@@ -75,7 +73,7 @@ def cores(
     if adapter is not None and targets is not None:
         raise InvalidValue(f"--targets {targets} is for a model alone: the layers of {adapter} are given")
 
-    logging.disable_progress_bar()  # while weights load
+    hide_loading()
     with stopping_at_once():
         made_cores = cores_from_data(
             model,
@@ -99,15 +97,13 @@ def cores(
 
 def _told_apart(places: tuple[str, ...], own: int | None) -> tuple[Path | None, Path | str | None]:
     """The adapter and the data, of which either may be missing."""
-    most = 1 if own is not None else 2
+    most, wanted = (2, "an ADAPTER and DATA at most") if own is None else (1, "an ADAPTER at most, since --self is given")
     if len(places) > most:
-        wanted = "an ADAPTER at most, since --self is given" if own is not None else "an ADAPTER and DATA at most"
         raise InvalidValue(f"after the model there are {len(places)} arguments; give {wanted}")
-    if own is not None:
-        return (Path(places[0]) if places else None), None
-    if not places:
+    if own is None and not places:
         raise InvalidValue("there is no text: give DATA, or --self N for text that the model writes itself")
-    return (Path(places[0]) if len(places) == 2 else None), places[-1]
+    adapter, data = (places, None) if own is not None else (places[:-1], places[-1])
+    return Path(adapter[0]) if adapter else None, data
 
 
 def show(made_cores: MadeCores) -> None:

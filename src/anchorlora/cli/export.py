@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.console import count_option, example, fitted, out, path_option
+from anchorlora.cli.console import count_option, example, fitted, hide_loading, out, path_option
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.store.export import FORMS, Export
 from anchorlora.text import shown
@@ -28,14 +28,7 @@ from anchorlora.text import shown
 @click.option("--trust-remote-code", metavar="COMMIT", help="Run the model's own code, as of this commit; merged only.")
 @click.option("--push", "repo", metavar="ORG/NAME", help="Push the export to this hub repository; run hf auth login first.")
 @click.option("--json", "as_json", is_flag=True, help="Print export.json instead of a summary.")
-def export(
-    folder: Path,
-    to: Path,
-    model: str | None,
-    repo: str | None,
-    as_json: bool,
-    **asked: Any,
-) -> None:
+def export(folder: Path, to: Path, model: str | None, repo: str | None, as_json: bool, **asked: Any) -> None:
     """Export an adapter, ready to serve or publish.
 
     RUN_OR_TASK_DIR is a run directory (its last finished task is exported), one of its tasks, or any PEFT adapter. There are three
@@ -45,15 +38,13 @@ def export(
     scale, as servers expect, and comes with the tokenizer. A model card states the error of the chosen form. The commands that
     serve the export are printed.
     """
-    from transformers.utils import logging
-
     from anchorlora.export.export import Request, refuse_export
     from anchorlora.export.export import export as write
     from anchorlora.export.serving import commands, push, refuse_unnamed, stop_note
     from anchorlora.export.source import export_source
     from anchorlora.pages.card import card
 
-    logging.disable_progress_bar()
+    hide_loading()
     request = Request(**asked)
     if repo is not None:
         refuse_unnamed(repo)

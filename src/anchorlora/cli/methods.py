@@ -42,7 +42,8 @@ def methods(method: str | None, as_json: bool) -> None:
     else:
         for paragraph in EXPLANATION.split("\n\n"):
             out.print(_for_a_terminal(paragraph) + "\n")
-        out.print(fitted(["method", "definition", "preserves"], _rows()))
+        rows = [(listed.name, listed.definition, listed.preserves.words) for listed in METHODS.values()]
+        out.print(fitted(["method", "definition", "preserves"], rows))
         out.print("\nWhich one\n")
         out.print(fitted(HEADS, choice_rows()))
         out.print("\n" + _for_a_terminal(meaning()))
@@ -63,10 +64,6 @@ def _describe(method: Method) -> list[str]:
         for paragraph in (*paragraphs, f"Preserves: {method.preserves.words}.", f"Needs of earlier tasks: {method.needs}.")
         if paragraph
     ]
-
-
-def _rows() -> list[tuple[str, str, str]]:
-    return [(method.name, method.definition, method.preserves.words) for method in METHODS.values()]
 
 
 def _for_a_terminal(paragraph: str) -> str:

@@ -8,18 +8,9 @@ from typing import Any
 
 import click
 
-from anchorlora.cli.console import err, example, out, path_option, render_table
+from anchorlora.cli import options
+from anchorlora.cli.console import err, example, hide_loading, out, path_option, render_table
 from anchorlora.cli.dry_run import flops_option, preview
-from anchorlora.cli.options import (
-    ExecutionOptions,
-    apply_options,
-    execution_options,
-    methods_beginning,
-    recipe_argument,
-    recipe_options,
-    refuse_unasked_code,
-    track,
-)
 from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import Method
@@ -32,15 +23,17 @@ from anchorlora.text import shown
     short_help="Train on tasks in sequence, and measure protection.",
     epilog=example("anchorlora run mini --method sfor --order order1 --seed 42 --out runs/sfor"),
 )
-@recipe_argument
-@click.option("--method", shell_complete=methods_beginning, help="A method (see `anchorlora methods`), or file.py:variable.")
+@options.recipe_argument
+@click.option(
+    "--method", shell_complete=options.methods_beginning, help="A method (see `anchorlora methods`), or file.py:variable."
+)
 @click.option("--order", help="order1, order2, order3, or comma-separated tasks.  [default: order1; for your own files: all tasks]")
 @click.option("--seed", type=int, help="The paper uses 38, 42, and 2026.  [default: 42]")
 @path_option("--out", "to", help="The run directory.")
-@recipe_options
+@options.recipe_options
 @path_option("--selection", help="A selection.json; the method uses the value chosen there.")
-@track
-@execution_options(together=True)
+@options.track
+@options.execution_options(together=True)
 @click.option(
     "--dry-run", is_flag=True, help="Print the resolved configuration, step counts, sizes, and expected time; write nothing."
 )
@@ -56,7 +49,7 @@ def run(
     settings: tuple[str, ...],
     selection: Path | None,
     track: tuple[str, ...],
-    execution: ExecutionOptions,
+    execution: options.ExecutionOptions,
     dry_run: bool,
     flops: float | None,
 ) -> None:
@@ -69,8 +62,8 @@ def run(
 
     chosen, stored = recipe_named(recipe)
     fields, numbers = settings_of(settings)
-    refuse_unasked_code(recipe, chosen, fields)
-    chosen = apply_options(chosen, fields, model, data)
+    options.refuse_unasked_code(recipe, chosen, fields)
+    chosen = options.apply_options(chosen, fields, model, data)
     if method is None and stored is not None and ":" in stored.method:
         raise InvalidValue(
             f"{recipe} names a method from a Python file, which is never run without asking; read the file, and if you trust it, "
@@ -119,25 +112,16 @@ def tuned(config: RunConfig, numbers: dict[str, float], selection: Path | None) 
     return config.model_copy(update={"settings": {**config.settings, **numbers}})
 
 
-def _train(config: RunConfig, how: Method, to: Path, execution: ExecutionOptions, track: Sequence[str]) -> None:
-    from transformers.utils import logging
-
+def _train(config: RunConfig, how: Method, to: Path, execution: options.ExecutionOptions, track: Sequence[str]) -> None:
     from anchorlora.cli.progress import ProgressCallback
     from anchorlora.cli.signals import asked_to_stop
     from anchorlora.pages.record import drift_table, triangle_table
     from anchorlora.runs.run import run_sequence
     from anchorlora.runs.trackers import tracked
 
-    logging.disable_progress_bar()  # while weights load; ours follow
-    common: dict[str, Any] = {
-        "order": config.order,
-        "seed": config.seed,
-        "out": to,
-        "name": config.method,
-        "settings": config.settings,
-        "selection": config.selection,
-        **vars(execution),
-    }
+    hide_loading()
+    common: dict[str, Any] = {name: getattr(config, name) for name in ("order", "seed", "settings", "selection")}
+    common |= {"out": to, "name": config.method, **vars(execution)}
     if following():  # the first process speaks for all
         with asked_to_stop(lambda message: None) as stop:
             run_sequence(config.recipe, how, stop=stop, **common)

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.console import above_zero_option, count_option, err, example, fitted, out, path_option, print_json
+from anchorlora.cli.console import above_zero_option, count_option, err, example, fitted, hide_loading, out, path_option, print_json
 from anchorlora.cli.options import ExecutionOptions, ReadsRows, execution_options, methods_beginning, settings_option, track
 
 if TYPE_CHECKING:
     from anchorlora.train.answers import Answers
     from anchorlora.train.price import Price
 
+# option -> the field of the recipe that it sets
+FIELDS = {"epochs": "epochs", "learning_rate": "learning_rate", "rank": "rank", "max_length": "max_tokens"}
 SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
 
 
@@ -94,18 +96,12 @@ class Train(ReadsRows):
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def train(
     model: str,
-    data: str,
     adapter: str | None,
-    keep: tuple[str, ...],
     to: Path,
     same_size: bool,
     method: str | None,
     metrics: tuple[str, ...],
     margin: float,
-    epochs: int | None,
-    learning_rate: float | None,
-    rank: int | None,
-    max_length: int | None,
     targets: str | None,
     settings: tuple[str, ...],
     track: tuple[str, ...],
@@ -121,8 +117,6 @@ def train(
     protects what the model writes itself. The command writes to DIR: adapter/ (one ordinary PEFT adapter), record.json, and
     index.html with the verdict. The same command resumes an interrupted run.
     """
-    from transformers.utils import logging
-
     from anchorlora.cli.parsing import settings_of, targets_named
     from anchorlora.cli.progress import ProgressCallback
     from anchorlora.cli.signals import asked_to_stop
@@ -138,8 +132,7 @@ def train(
     from anchorlora.train.train import price_skill, train_skill
 
     fields, numbers = settings_of(settings)
-    options = {"epochs": epochs, "learning_rate": learning_rate, "rank": rank, "max_tokens": max_length}
-    given_by_options = {field: str(value) for field, value in options.items() if value is not None}
+    given_by_options = {field: str(value) for name, field in FIELDS.items() if (value := others.pop(name)) is not None}
     for field in fields:
         if field.rsplit(".", 1)[-1] in given_by_options:
             raise InvalidValue(f"--set {field} is set by an option too; give one of them")
@@ -152,16 +145,14 @@ def train(
     given = {
         **others,
         "base_model": base_model_of("--set", model=model, **own).model_dump(),
-        "data": data,
         "old_adapter": adapter,
-        "keep": keep,
         "metrics": metrics or None,
         "targets": None if targets is None else targets_named(targets),
         "settings": fields,
         "numbers": numbers,
     }
     request = skill_request(given, same_size=same_size, method=method, methods=METHODS)
-    logging.disable_progress_bar()  # while weights load
+    hide_loading()
     if dry_run:
         show_price(price_skill(request, to, methods=METHODS), as_json=as_json)
         return

@@ -39,7 +39,6 @@ class TaskSource(Protocol):
     @property
     def opened(self) -> Mapping[str, FileFacts]:
         """Name -> hashes and kind of everything that was read so far."""
-        ...
 
     def task(self, name: str) -> AnyTask:
         """Return a task by its name.
@@ -50,7 +49,6 @@ class TaskSource(Protocol):
         Raises:
             UnknownName: There is no such task.
         """
-        ...
 
     def examples(self, name: str, split: str, *, limit: int | None = None) -> Iterable[Example]:
         """Return or yield the examples of a split, always the same ones in the same order; a run reads them once, one by one.
@@ -60,7 +58,6 @@ class TaskSource(Protocol):
             split: "train" or "test". Where a recipe tests on a holdout of the training data, "test" is never asked for.
             limit: Number of examples, the first ones; None returns all.
         """
-        ...
 
 
 @dataclass(eq=False)

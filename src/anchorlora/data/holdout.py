@@ -22,11 +22,13 @@ class RowHashes:
     beginning, up to the first message of the assistant that answers a user.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, samples: Iterable[Sample] = ()) -> None:
         self.name = name
         self.hashes = array("Q")
         self._parents = array("L")
         self._first: dict[int, int] = {}
+        for sample in samples:
+            self.add(sample)
 
     def add(self, sample: Sample) -> None:
         """Add the next row."""

@@ -18,18 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.data.benchmark import INSTRUCTIONS_FILE, Benchmark
-from anchorlora.data.manifest import (
-    ALTERED,
-    LARGEST,
-    MANIFEST_FILE,
-    OFFICIAL,
-    Manifest,
-    decide_kind,
-    facts_of,
-    kind_of,
-    official,
-    refuse_odd,
-)
+from anchorlora.data.manifest import ALTERED, LARGEST, MANIFEST_FILE, Manifest, facts_of, kind_of, refuse_odd
 from anchorlora.errors import InvalidValue
 from anchorlora.store.json import Unreadable, load
 from anchorlora.text import visible, without_secrets
@@ -45,18 +34,17 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
         groups, instructions, origin = _locate(root)
         declared = Manifest.beside(groups)
         made = Path(workshop) / to.name
-        entries: dict[str, dict[str, Any]] = {}
-        for relative, path in sorted(_present(groups).items()):
-            entries[relative] = {}
-            _copy(path, made / relative)
-        if not entries:
+        files = dict(sorted(_present(groups).items()))
+        if not files:
             raise InvalidValue(
                 f"{without_secrets(source)} holds no <group>/<task>/labels.json; give a CL_Benchmark folder or a clone of O-LoRA"
             )
         if instructions is not None:
-            entries[INSTRUCTIONS_FILE] = {}
-            _copy(instructions, made / INSTRUCTIONS_FILE)
-        for relative in entries:
+            files[INSTRUCTIONS_FILE] = instructions
+        for relative, path in files.items():
+            _copy(path, made / relative)
+        entries: dict[str, dict[str, Any]] = {}
+        for relative in files:
             facts = facts_of(made / relative)
             kind = kind_of(relative, facts)
             if relative in declared.files:
@@ -86,20 +74,8 @@ def verify_benchmark(root: Path) -> dict[str, str]:
         present.add(INSTRUCTIONS_FILE)
     if not present:
         raise InvalidValue(f"{root} holds no <group>/<task>/labels.json; give a CL_Benchmark folder")
-    out = {}
-    for relative in sorted(present | set(manifest.files)):
-        if relative not in present:
-            out[relative] = "missing"
-            continue
-        facts = facts_of(root / relative)
-        declared, kind = manifest.files.get(relative), kind_of(relative, facts)
-        if declared is not None and declared["sha256"] != facts.sha256:
-            out[relative] = f"{ALTERED}: expected SHA-256 {declared['sha256']}, found {facts.sha256}"
-        elif kind == ALTERED and (declared is None or declared["kind"] == OFFICIAL):
-            out[relative] = f"{ALTERED}: expected git blob {official()[relative]['git_blob_sha1']}, found {facts.git_blob_sha1}"
-        else:
-            out[relative] = decide_kind(declared["kind"], kind) if declared else kind
-    return out
+    paths = sorted(present | set(manifest.files))
+    return {path: manifest.verify(path, facts_of(root / path)) if path in present else "missing" for path in paths}
 
 
 def agrees(kind: str) -> bool:

@@ -114,6 +114,15 @@ class Manifest:
             )
         return replace(facts, kind=kind)
 
+    def verify(self, relative: str, facts: FileFacts) -> str:
+        """Return the kind of a file, or "altered:" with what was expected and what is there."""
+        declared, kind = self.files.get(relative), kind_of(relative, facts)
+        if declared is not None and declared["sha256"] != facts.sha256:
+            return f"{ALTERED}: expected SHA-256 {declared['sha256']}, found {facts.sha256}"
+        if kind == ALTERED and (declared is None or declared["kind"] == OFFICIAL):
+            return f"{ALTERED}: expected git blob {official()[relative]['git_blob_sha1']}, found {facts.git_blob_sha1}"
+        return decide_kind(declared["kind"], kind) if declared else kind
+
 
 def _is_entry(entry: Any) -> bool:
     return isinstance(entry, dict) and isinstance(entry.get("sha256"), str) and isinstance(entry.get("kind"), str)

@@ -114,7 +114,6 @@ class Metric(Protocol):
     @property
     def name(self) -> str:
         """Name in the record."""
-        ...
 
     def score(self, answer: Answer, example: Example) -> float:
         """Return the score of one answer, a fraction in [0, 1].
@@ -123,7 +122,6 @@ class Metric(Protocol):
             answer: The generated answer.
             example: The example that it answers.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -246,7 +244,10 @@ class ChoiceMatch:
         return float(bool(answer.text.strip()) and answer.text.strip()[:1] == example.label.strip()[:1])
 
 
-def sari(source: Sequence[str], answer: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+Words = Sequence[str]
+
+
+def sari(source: Words, answer: Words, references: Sequence[Words]) -> float:
     """Return SARI: how well words are kept, deleted and added, over n-grams of 1 to 4 words (Xu et al. 2016).
 
     The mean of F1 of what is kept, precision of what is deleted and F1 of what is added, each a mean over n. Counts of kept and
@@ -256,10 +257,10 @@ def sari(source: Sequence[str], answer: Sequence[str], references: Sequence[Sequ
     return sum(map(sum, parts)) / (3 * len(parts))
 
 
-def _kept_deleted_added(
-    source: Sequence[str], answer: Sequence[str], references: Sequence[Sequence[str]], n: int
-) -> tuple[float, float, float]:
-    had, predicted = (_scale(_grams(words, n), len(references)) for words in (source, answer))
+def _kept_deleted_added(source: Words, answer: Words, references: Sequence[Words], n: int) -> tuple[float, float, float]:
+    had, predicted = (
+        Counter({gram: len(references) * count for gram, count in _grams(words, n).items()}) for words in (source, answer)
+    )
     right = sum((_grams(words, n) for words in references), Counter[tuple[str, ...]]())
     kept, deleted = had & predicted, had - predicted
     kept_right, deleted_right = kept & right, deleted - right
@@ -271,12 +272,8 @@ def _kept_deleted_added(
     return _f1(kept_precision, kept_recall), deleted_precision, added_f1
 
 
-def _grams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
+def _grams(words: Words, n: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
-
-
-def _scale(counts: Counter[tuple[str, ...]], by: int) -> Counter[tuple[str, ...]]:
-    return Counter({gram: by * count for gram, count in counts.items()})
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -38,11 +38,9 @@ class AnyTask(Protocol):
     def answered(self) -> bool: ...
     def encoded(self, encoder: Encoder, examples: Iterable[Example]) -> Iterator[Encoded]:
         """Yield examples as tokens."""
-        ...
 
     def answer(self, text: str, example: Example) -> Answer:
         """Return what a generated text answers, with its scores."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def _start(write: Write, text: str, boundary: int, content: str, messages: Messa
     except InvalidValue:
         return max(text.rfind(content, boundary), boundary)
     before, _, tail = marked.rpartition(ANSWERED)
-    end = _before(tail, text)
+    end = len(text.removesuffix(tail))
     written = text[boundary:end].rstrip()
     if written.endswith(content):
         return boundary + len(written) - len(content) if content else end
@@ -131,11 +131,7 @@ def _end(write: Write, text: str, messages: Messages) -> int:
         tail = write([*messages[:-1], {**messages[-1], "content": ANSWERED}]).rpartition(ANSWERED)[2]
     except InvalidValue:
         tail = ""
-    return _before(tail, text)
-
-
-def _before(tail: str, text: str) -> int:
-    return len(text) - len(tail) if text.endswith(tail) else len(text)
+    return len(text.removesuffix(tail))
 
 
 def _goes_on(where: str, text: str, places: tuple[int, int, int], content: str, given: int) -> int:

@@ -75,12 +75,7 @@ def rows_in(source: str) -> Rows:
     if not path.is_file():
         missing = f"{path} is a device or a pipe" if path.exists() else f"there is no file {path}"
         raise InvalidValue(f"{missing}; data is {KINDS}{'' if path.exists() else nearest(path, files=True)}")
-    readers = {
-        **dict.fromkeys((".jsonl", ".ndjson"), _json_lines),
-        **dict.fromkeys((".csv", ".tsv"), _csv),
-        ".json": _json,
-        ".parquet": _parquet,
-    }
+    readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".csv": _csv, ".tsv": _csv, ".json": _json, ".parquet": _parquet}
     if path.suffix.lower() not in readers:
         raise InvalidValue(f"{path} is not a kind of file that can be read; data is {KINDS}")
     return readers[path.suffix.lower()](path)

@@ -77,11 +77,7 @@ class Example:
 
 def is_unicode(text: str) -> bool:
     """Tell whether text has no half characters, which no file in UTF-8 can hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text.encode(errors="ignore").decode() == text
 
 
 def examples_of(samples: Iterable[Sample]) -> Iterator[Example]:

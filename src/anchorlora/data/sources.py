@@ -8,7 +8,6 @@ tasks:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,7 @@ from anchorlora.data.metrics import metric_named
 from anchorlora.data.text_files import TextFiles, TextSource
 from anchorlora.errors import InvalidValue
 from anchorlora.paths import expanded
-from anchorlora.store.files import dump_yaml, load_yaml, write_text
+from anchorlora.store.files import load_yaml
 
 LISTS = (".yaml", ".yml")
 LAYOUTS = (
@@ -60,10 +59,6 @@ class TextTaskList(Settings):
 
     tasks: Annotated[dict[TaskName, TextTaskSettings], Field(min_length=1)]  # name of a task -> its files
 
-    def write(self, path: Path) -> None:
-        """Write the file."""
-        write_text(path, dump_yaml(self.model_dump(mode="json", exclude_none=True)))
-
 
 def _from(folder: Path, file: str | None) -> str | None:
     """A place as its list means it: from the list's own folder, unless it is of the hub."""
@@ -83,15 +78,11 @@ def source_of(tasks: TaskSettings) -> TaskSource:
 def _find_source(data: str) -> Benchmark | TextFiles:
     path = embedded.folder(data, "data") or expanded(data)
     if path.is_file() and path.suffix in LISTS:
-        return TextFiles(_read_list(path))
+        listed = TextTaskList.read(load_yaml(path), str(path))
+        return TextFiles({name: task.source(path.parent) for name, task in listed.tasks.items()})
     read = sources_in(path)
     if read is not None:
         return TextFiles(read)
     if path.is_file() or (path.is_dir() and not any(path.glob("*/*/labels.json"))):
         raise InvalidValue(f"{path} holds no tasks in a layout that is read: {LAYOUTS}")
     return Benchmark(path)
-
-
-def _read_list(path: Path) -> Mapping[str, TextSource]:
-    listed = TextTaskList.read(load_yaml(path), str(path))
-    return {name: task.source(path.parent) for name, task in listed.tasks.items()}

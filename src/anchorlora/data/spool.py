@@ -8,7 +8,7 @@ import os
 import tempfile
 import weakref
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -90,17 +90,11 @@ class EncodedExamples(Sequence[Encoded]):
         position = range(len(self))[index]
         begin, end = self._ends[position], self._ends[position + 1]
         self._file.flush()
-        return _parse_line(os.pread(self._file.fileno(), end - begin, begin))
-
-    def __iter__(self) -> Iterator[Encoded]:
-        return (self[position] for position in range(len(self)))
+        line = os.pread(self._file.fileno(), end - begin, begin)
+        number, sentence, label, text, prompt, answer, cut, lead, location = json.loads(line)
+        return Encoded(Example(number, sentence, label, lead=lead, place=location), text, tuple(prompt), tuple(answer), cut)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def _parse_line(line: bytes) -> Encoded:
-    index, sentence, label, text, prompt, answer, cut, lead, location = json.loads(line)
-    return Encoded(Example(index, sentence, label, lead=lead, place=location), text, tuple(prompt), tuple(answer), cut)

@@ -7,9 +7,10 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from datetime import datetime
 from functools import lru_cache
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from anchorlora.data.samples import is_unicode
@@ -17,13 +18,12 @@ from anchorlora.errors import InvalidValue, message_of
 
 Messages = Sequence[Mapping[str, Any]]
 ASKED, ANSWERED = "anchorlorawouldask", "anchorlorawouldanswer"  # words that no template writes
+QUESTION, REPLY = {"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}
 SECONDS, LARGEST = 20.0, 2**24  # that a template may take for one chat, and characters that it may write
 CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 
 
-def render(
-    location: str, messages: Messages, tokenizer: Any, *, asking: bool = False, tools: Sequence[Mapping[str, Any]] = ()
-) -> str:
+def render(location: str, messages: Messages, tokenizer: Any, *, asking: bool = False, tools: Messages = ()) -> str:
     """Return a chat as the tokenizer's template writes it, on the date of the run (`tokenizer.rendered_at`) if there is one."""
     if not tokenizer.chat_template:
         raise InvalidValue(
@@ -63,14 +63,18 @@ def _reads_parts(tokenizer: Any, template: str) -> bool:
     """Return whether a template writes content that is a list of parts, and none that is text, as some of models that see."""
 
     def writes(as_read: Callable[[Mapping[str, Any]], dict[str, Any]]) -> bool:
-        chat = [as_read({"role": "user", "content": ASKED}), as_read({"role": "assistant", "content": ANSWERED})]
-        try:
-            text = str(tokenizer.apply_chat_template(chat, tokenize=False))
-        except Exception:  # a template is a program of its own and raises what it likes
-            return False
+        text = _try(tokenizer, [as_read(QUESTION), as_read(REPLY)])
         return ASKED in text and ANSWERED in text
 
     return not writes(dict) and writes(_in_parts)
+
+
+def _try(tokenizer: Any, chat: Messages, **how: Any) -> str:
+    """Text that a template writes of a chat; "" where it refuses it."""
+    try:
+        return str(tokenizer.apply_chat_template(chat, tokenize=False, **how))
+    except Exception:  # a template is a program of its own and raises what it likes
+        return ""
 
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,15 +86,10 @@ def _reads_text(tokenizer: Any, template: str) -> bool:
     """Return whether a template writes the arguments of a call that are text, and no object as JSON."""
     arguments = {ASKED: ANSWERED}
     call = {"id": "call00000", "type": "function", "function": {"name": ASKED, "arguments": arguments}}
-    asked: dict[str, Any] = {"role": "user", "content": ASKED}
-    chat = [asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    chat: Messages = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
 
     def written(*, as_text: bool) -> str:
-        called = [_convert_calls(message, as_text=as_text) for message in chat]
-        try:
-            return str(tokenizer.apply_chat_template(called, tokenize=False, chat_template=template))
-        except Exception:  # a template is a program of its own and raises what it likes
-            return ""
+        return _try(tokenizer, [_convert_calls(message, as_text=as_text) for message in chat], chat_template=template)
 
     objects = written(as_text=False)
     return (not objects or str(arguments) in objects) and json.dumps(arguments) in written(as_text=True)
@@ -137,17 +136,14 @@ def _within(seconds: float, call: Callable[[], Any]) -> Any:
     worker = getattr(_OWN, "worker", None)
     if worker is None or not worker.is_alive():  # as after a fork
         worker = _OWN.worker = _Worker()
-    worker.calls.put(call)
-    try:
-        value, error = worker.outcomes.get(timeout=seconds)
-    except Empty:
+    outcome: Future[Any] = Future()
+    worker.calls.put((call, outcome))
+    if not wait([outcome], seconds).done:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(SystemExit))
         worker.calls.put(None)
         _OWN.worker = None
-        raise TimeoutError from None
-    if error is not None:
-        raise error
-    return value
+        raise TimeoutError
+    return outcome.result()
 
 
 class _Worker(threading.Thread):
@@ -155,16 +151,17 @@ class _Worker(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.calls, self.outcomes = SimpleQueue[Callable[[], Any] | None](), SimpleQueue[tuple[Any, BaseException | None]]()
+        self.calls = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]()
         self.start()
 
     def run(self) -> None:
-        while (call := self.calls.get()) is not None:
+        while (job := self.calls.get()) is not None:
+            call, outcome = job
             try:
-                self.outcomes.put((call(), None))
+                outcome.set_result(call())
             except BaseException as error:
-                self.outcomes.put((None, error))
-            del call
+                outcome.set_exception(error)
+            del job, call, outcome
 
 
 _OWN = threading.local()  # the worker of each thread
@@ -176,14 +173,13 @@ def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
     if tokenizer.eos_token_id is not None:
         stops.add(int(tokenizer.eos_token_id))
     if tokenizer.chat_template:
-        asked, answered = {"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}
 
         def after(*messages: Mapping[str, Any]) -> list[int]:
             text = render("", messages, tokenizer).partition(ANSWERED)[2].partition(ASKED)[0].lstrip()
             return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) if text else []
 
         try:
-            ids, between = after(asked, answered), after(asked, answered, asked)
+            ids, between = after(QUESTION, REPLY), after(QUESTION, REPLY, QUESTION)
         except InvalidValue:  # of these messages; what a row gives is asked again
             return frozenset(stops)
         if ids and ids[0] in tokenizer.get_added_vocab().values() and stops.isdisjoint(between):
@@ -193,8 +189,7 @@ def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
 
 def refuse_deaf(tokenizer: Any) -> None:
     """Refuse a chat template that does not write what it is given."""
-    chat = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
-    text = render("the chat template, tried on two messages", chat, tokenizer)
+    text = render("the chat template, tried on two messages", (QUESTION, REPLY), tokenizer)
     for word, role in ((ASKED, "user"), (ANSWERED, "assistant")):
         if word not in text:
             raise InvalidValue(f"the tokenizer's chat template does not write the {role}'s message; give a template that does")

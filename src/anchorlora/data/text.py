@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from anchorlora.data.holdout import RowHashes
-from anchorlora.data.metrics import Answer, Metric, normalize, read_answer, score_answer
+from anchorlora.data.metrics import Answer, Metric, read_answer, score_answer
 from anchorlora.data.prompts import Encoder
 from anchorlora.data.rendering import Turn, chat_ids, chat_turn, text_turn
 from anchorlora.data.samples import Example, Sample, examples_of
@@ -47,10 +47,7 @@ class TextTask:
         """Return what a generated text answers, with its scores."""
         gold = example.label.strip()
         text = extract_answer(text, example.lead, gold)
-        if self.labels:
-            return score_answer(read_answer(text, gold=gold, labels=self.labels), example, self.metrics)
-        right = normalize(text) == normalize(gold)
-        return score_answer(Answer(text, gold if right else None, gold), example, self.metrics)
+        return score_answer(read_answer(text, gold=gold, labels=self.labels or (gold,)), example, self.metrics)
 
     def encoded(self, encoder: Encoder, examples: Iterable[Example]) -> Iterator[Encoded]:
         """Yield examples as tokens."""

@@ -35,6 +35,10 @@ class TextSource:
     max_new_tokens: int | None = None  # most tokens of an answer; None for what the recipe says
     reader: Callable[[str], Iterator[Sample]] | None = None
 
+    def file(self, split: str) -> str:
+        """Return the file of a split: where there is no test file, some rows of the training file are held out."""
+        return self.train if split == "train" or self.test is None else self.test
+
     def samples(self, file: str) -> Iterator[Sample]:
         """Yield the samples of one of its files."""
         return self.reader(file) if self.reader else samples_in(file, column=self.columns)
@@ -67,7 +71,7 @@ class TextFiles:
             answers = self._listing(name).answers
         elif name not in self._answers:
             answers = self._answers[name] = _Answers()
-            for example in self._examples(source.train, source, None):
+            for example in examples_of(self._rows(source, "train")):
                 answers.add(example)
                 if answers.counts is None:  # the file is not read any further
                     break
@@ -84,33 +88,21 @@ class TextFiles:
         source = self._source(name)
         if split == "test" and not self.testing:
             raise InvalidValue(f"the test file of {name} may not be opened here")
-        file, kept = source.train, None
-        if split == "test" and source.test is not None:
-            file = source.test
-        elif source.test is None and self.testing:
-            kept = (self._holdout(name), split == "test")
         any_answer = False
-        for example in islice(self._examples(file, source, kept), limit):
+        for example in islice(examples_of(self.rows_of(name, split)), limit):
             any_answer = True
             yield example
         if not any_answer:
-            raise InvalidValue(f"{file} has no answer to learn; a chat needs a message of the assistant")
+            raise InvalidValue(f"{source.file(split)} has no answer to learn; a chat needs a message of the assistant")
 
     def rows_of(self, name: str, split: str) -> Iterator[Sample]:
-        """Yield the rows of a split as they stand."""
+        """Yield the rows of a split as they stand; where no test file may be opened, none is held out."""
         source = self._source(name)
-        if source.test is not None:
-            yield from self._rows(source.train if split == "train" else source.test, source)
+        if source.test is not None or not self.testing:
+            yield from self._rows(source, split)
             return
         held = self._holdout(name)
-        yield from (s for i, s in enumerate(self._rows(source.train, source)) if (i in held) == (split == "test"))
-
-    def learned(self, name: str) -> RowHashes:
-        """Return the rows that are trained on, by hashes."""
-        rows = RowHashes(name)
-        for sample in self.rows_of(name, "train"):
-            rows.add(sample)
-        return rows
+        yield from (s for i, s in enumerate(self._rows(source, split)) if (i in held) == (split == "test"))
 
     def look_through(self, name: str, tell: Callable[[int, int], None]) -> None:
         """Read a task's training rows for what they tell before they are tokens; `tell` learns how far that is."""
@@ -134,7 +126,6 @@ class TextFiles:
     ) -> dict[str, Any]:
         """Return how many rows a file has, and of how many of them what; their tokens are kept for `encoded`."""
         source = self._source(name)
-        file = source.train if split == "train" or source.test is None else source.test
         held = self._holdout(name) if source.test is None else frozenset()
         parts = {"train": EncodedExamples(), "test": EncodedExamples()}
 
@@ -143,17 +134,13 @@ class TextFiles:
             if part == "train" or test_limit is None or len(parts[part]) < test_limit:
                 parts[part].add(fitted(replace(example, index=len(parts[part])), turn, encoder.max_tokens, name=name))
 
-        total = len(self._listing(name).rows.hashes) if split == "train" else sum(1 for _ in self._rows(file, source))
-        counts, _ = count_rows(name, counting(self._rows(file, source), tell, total), encoder, keep=keep)
+        total = len(self._listing(name).rows.hashes) if split == "train" else sum(1 for _ in self._rows(source, split))
+        counts, _ = count_rows(name, counting(self._rows(source, split), tell, total), encoder, keep=keep)
         for part in ("train", "test") if source.test is None else (split,):
             self._encoded[name, part, test_limit if part == "test" else None, encoder.key] = parts[part]
         if split == "test":
-            counts["also_learned"] = self._listing(name).rows.shared_with(self._rows(file, source))
+            counts["also_learned"] = self._listing(name).rows.shared_with(self._rows(source, split))
         return counts
-
-    def together(self, name: str) -> int:
-        """Return how many rows repeat an earlier one's text, prompt or beginning, and went to its side; 0 with a test file."""
-        return 0 if self._source(name).test is not None else self._listing(name).rows.together
 
     def held_out(self, name: str) -> int:
         """Return how many rows of the training file are held out; 0 with a test file."""
@@ -164,16 +151,12 @@ class TextFiles:
             raise UnknownName(f"no task called {name!r}; there is: {', '.join(self.sources)}")
         return self.sources[name]
 
-    def _rows(self, file: str, source: TextSource) -> Iterator[Sample]:
-        samples = source.samples(file)
+    def _rows(self, source: TextSource, split: str) -> Iterator[Sample]:
+        """All rows of a split's file."""
+        samples = source.samples(file := source.file(split))
         if file not in self.opened:
             self.opened[file] = facts_of_data(file)
         return samples
-
-    def _examples(self, file: str, source: TextSource, kept: tuple[frozenset[int], bool] | None) -> Iterator[Example]:
-        """Examples of all rows, or of those whose number is among some, or is not."""
-        rows = enumerate(self._rows(file, source))
-        return examples_of(sample for number, sample in rows if kept is None or (number in kept[0]) is kept[1])
 
     def _holdout(self, name: str) -> frozenset[int]:
         """Numbers of the rows that are held out: the tenth whose text has the smallest hashes, at least one; see `RowHashes`."""
@@ -188,7 +171,7 @@ class TextFiles:
     def _listing(self, name: str, tell: Callable[[int, int], None] | None = None) -> _Listed:
         if name not in self._listed:
             source = self._source(name)
-            rows, lines = self._rows(source.train, source), lines_in(source.train) if tell else None
+            rows, lines = self._rows(source, "train"), lines_in(source.train) if tell else None
             self._listed[name] = _Listed.of(name, counting(rows, tell, lines) if tell and lines else rows)
         return self._listed[name]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,35 +33,28 @@ def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) 
     The tokenizer is the one that lies in the source's folder, else the base model's. `target_modules` are the last parts of the
     layers' names if these select the same layers of the base model, else the source's own names, else whole paths.
     """
-    settings = _without_code(base_model)
-    known, folder = _locate(settings)
-    names = modules_of(base_model)
-    tokenizer = _at_hand(lambda: tokenizer_in(adapter))
-    if tokenizer is None and known:
-        tokenizer = _at_hand(lambda: tokenizer_of(settings, folder=folder))
-    return _targets(sorted(layers), names, adapter), tokenizer
+    targets, tokenizer = _targets(sorted(layers), modules_of(base_model), adapter), _at_hand(lambda: tokenizer_in(adapter))
+    return targets, _read_base(base_model, tokenizer_of) if tokenizer is None else tokenizer
 
 
 def unknown_ends(tokenizer: Any, base_model: BaseModelSettings) -> list[int]:
     """Return the tokens at which a chat template ends answers and servers of the base model do not stop."""
-    settings = _without_code(base_model)
-    known, folder = _locate(settings)
-    if not known or tokenizer is None or not tokenizer.chat_template:
+    if tokenizer is None or not tokenizer.chat_template:
         return []
-    return _at_hand(lambda: stops_beyond(tokenizer, settings, folder=folder)) or []
+    return _read_base(base_model, partial(stops_beyond, tokenizer)) or []
 
 
 def modules_of(base_model: BaseModelSettings) -> list[str] | None:
     """Return the paths of the base model's modules; None if it is not at hand."""
-    settings = _without_code(base_model)
+    return _read_base(base_model, module_names)
+
+
+def _read_base(base_model: BaseModelSettings, read: Callable[..., Any]) -> Any:
+    """Return what is read of the base model, none of whose code runs; None where it is not at hand."""
+    revision = base_model.trust_remote_code or base_model.revision
+    settings = base_model.model_copy(update={"trust_remote_code": None, "revision": revision})
     known, folder = _locate(settings)
-    return _at_hand(lambda: module_names(settings, folder=folder)) if known else None
-
-
-def _without_code(base_model: BaseModelSettings) -> BaseModelSettings:
-    return base_model.model_copy(
-        update={"trust_remote_code": None, "revision": base_model.trust_remote_code or base_model.revision}
-    )
+    return _at_hand(lambda: read(settings, folder=folder)) if known else None
 
 
 def terms(adapter: Path, base_model: BaseModelSettings) -> tuple[str | None, list[str]]:

@@ -20,6 +20,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -193,39 +194,35 @@ def _round(factors: Factors, dtype: torch.dtype, layer: str) -> Factors:
 
 
 def _protection(source: ExportSource, written: Mapping[str, Factors], *, same: bool) -> ExportedProtection | None:
-    exact = exact_drift(source)
+    exact = drift_to(source, source.factors)
     if exact is None:
         return None
-    served = {}
+    served: dict[str, float | None] = dict.fromkeys(SERVED)
     for name in SERVED:
-        try:
+        with suppress(InvalidValue):  # too large for float16: no server computes with it
             served[name] = _rho(source, {n: _round(f, getattr(torch, name), n) for n, f in written.items()})
-        except InvalidValue:  # too large for float16: no server computes with it
-            served[name] = None
-    exported = protection(source, exact, exact.rho if same else _rho(source, written))
-    return exported.model_copy(update={"served": served})
+    return protection(source, exact, exact.rho if same else _rho(source, written), served)
 
 
 def _rho(source: ExportSource, written: Mapping[str, Factors]) -> float | None:
     """rho of the last task if these were the factors after it."""
-    assert source.before is not None
-    assert source.cores is not None
-    whole = {n: Factors(f.A.float(), f.B.float(), f.scale) for n, f in written.items()}
-    return measure(Anchor(layers(source.before, whole, source.cores))).rho
+    drift = drift_to(source, {n: Factors(f.A.float(), f.B.float(), f.scale) for n, f in written.items()})
+    return None if drift is None else drift.rho
 
 
-def exact_drift(source: ExportSource) -> Drift | None:
-    """Return the drift of the last task on the directions protected during it; None if there were none."""
+def drift_to(source: ExportSource, factors: Mapping[str, Factors]) -> Drift | None:
+    """Return the last task's drift, on the directions protected during it, to factors after it; None if there were none."""
     if source.before is None or source.cores is None:
         return None
-    return measure(Anchor(layers(source.before, source.factors, source.cores)))
+    return measure(Anchor(layers(source.before, factors, source.cores)))
 
 
-def protection(source: ExportSource, exact: Drift, exported: float | None) -> ExportedProtection:
-    """Return rho before and after an export."""
-    return ExportedProtection(
-        task=str(source.source.task), rho=exact.rho, rho_exported=exported, bound=exact.bound, chance=exact.chance
-    )
+def protection(
+    source: ExportSource, exact: Drift, exported: float | None, served: Mapping[str, float | None] = NOTHING
+) -> ExportedProtection:
+    """Return rho before and after an export, and as servers round it."""
+    task, rho, bound, chance = str(source.source.task), exact.rho, exact.bound, exact.chance
+    return ExportedProtection(task=task, rho=rho, rho_exported=exported, bound=bound, chance=chance, served=dict(served))
 
 
 def ratio(part: float, whole: float) -> float:
@@ -258,7 +255,7 @@ def merge_in_memory(source: ExportSource, dtype: str | None, *, commit: str | No
         adapted = attach(model, adapter)
     live = logits_of(adapted)
     model = adapted.unload()
-    exact = exact_drift(source)
+    exact = drift_to(source, source.factors)
     past = {"before": source.before, "cores": source.cores} if exact else {"before": NOTHING, "cores": NOTHING}
     roundings = merge(model, source.factors, stored, **past)
     layers = [ExportedLayer(module=name, rank=source.factors[name].rank, error=r.relative) for name, r in roundings.items()]

@@ -54,13 +54,9 @@ def export_source(folder: Path, *, model: str | None = None) -> ExportSource:
         source = Source(kind="adapter", number=None, task=None, tasks=None, finished=None, **_contents(adapter))
         base = _base(settings.model, settings.revision, from_hub=True)
         return ExportSource(**facts, source=source, base_model=settings, base=base)
-    progress: dict[str, Any] = {
-        "number": artifact.number,
-        "task": artifact.task,
-        "tasks": len(artifact.config.order),
-        "finished": artifact.record is not None,
-    }
-    source = Source(kind="run", **progress, **_contents(adapter))
+    tasks, finished = len(artifact.config.order), artifact.record is not None
+    progress = {"number": artifact.number, "task": artifact.task, "tasks": tasks, "finished": finished}
+    source = Source(kind="run", **(progress | _contents(adapter)))
     revision = artifact.record.base_model.revision if artifact.record and model is None else settings.revision
     base = _base(settings.model, revision, from_hub=revision is not None or artifact.record is None or model is not None)
     facts |= {"source": source, "base_model": settings, "base": base, "record": artifact.record}

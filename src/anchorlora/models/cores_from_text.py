@@ -235,6 +235,7 @@ def _read(
 
 
 Text = tuple[list[int], list[int]]  # tokens, and the positions of those whose features are kept
+Rows = Generator[tuple[Tensor, Tensor], None, None]  # tokens (1, n), with a mask or the places of those whose features are kept
 
 
 def _texts_with_rows(sequences: Iterable[list[int]], positions: Mapping[int, list[int]] | None, rows: int) -> Iterator[Text]:
@@ -255,9 +256,7 @@ def _packable(adapted: Any, texts: Sequence[Text]) -> bool:
     return unpackable(adapted, [ids[:TRIED] for ids, _ in texts[:2]], longest=max(len(ids) for ids, _ in texts)) is None
 
 
-def _rows_together(
-    adapted: Any, texts: Sequence[Text], device: torch.device, watch: Watch
-) -> Generator[tuple[Tensor, Tensor], None, None]:
+def _rows_together(adapted: Any, texts: Sequence[Text], device: torch.device, watch: Watch) -> Rows:
     """Packed rows of texts, what they begin with once, with the places of the tokens whose features are kept."""
     start = 0
     while start < len(texts):
@@ -276,9 +275,7 @@ def _rows_together(
         watch(end, len(texts))
 
 
-def _rows_apart(
-    adapted: Any, texts: Sequence[Text], device: torch.device, watch: Watch
-) -> Generator[tuple[Tensor, Tensor], None, None]:
+def _rows_apart(adapted: Any, texts: Sequence[Text], device: torch.device, watch: Watch) -> Rows:
     """Texts one by one, with a mask of the tokens whose features are kept."""
     for number, (ids, kept) in enumerate(texts):
         watch(number, len(texts))

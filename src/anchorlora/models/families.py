@@ -32,7 +32,6 @@ class ModelFamily(Protocol):
         Args:
             config: Configuration of a model, as transformers reads it.
         """
-        ...
 
     def load(self, source: Any, **how: Any) -> Any:
         """Return what `from_pretrained` of the family's class returns.
@@ -41,7 +40,6 @@ class ModelFamily(Protocol):
             source: Folder or hub name.
             how: Arguments of `from_pretrained`; among them `output_loading_info=True`, so the result is a model and a dictionary.
         """
-        ...
 
     def empty(self, config: PretrainedConfig, **how: Any) -> PreTrainedModel:
         """Return a model without weights, made on the device "meta" for an estimate.
@@ -50,7 +48,6 @@ class ModelFamily(Protocol):
             config: Configuration of the model.
             how: Arguments of the class, such as `dtype`.
         """
-        ...
 
 
 class CausalLM:

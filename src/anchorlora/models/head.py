@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from anchorlora.adapters.kinds import is_heard
 from anchorlora.features.collector import not_collecting
 
 CHUNK = 2**25  # logits that exist at once: 128 MiB in float32
@@ -59,8 +60,7 @@ def plain_head(model: nn.Module) -> nn.Linear | None:
     head: Any = None if reader is None else reader.get_output_embeddings()
     if type(head) is not nn.Linear or any(p.requires_grad or type(p) is not nn.Parameter for p in head.parameters()):
         return None
-    heard = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or "forward" in head.__dict__
-    if heard or head.out_features < SMALL:
+    if is_heard(head) or "forward" in head.__dict__ or head.out_features < SMALL:
         return None
     training = model.training
     model.eval()

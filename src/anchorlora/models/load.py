@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import signature
@@ -12,14 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    BitsAndBytesConfig,
-    DynamicCache,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, BitsAndBytesConfig, DynamicCache, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import cached_file, find_adapter_config_file
 
@@ -59,13 +53,7 @@ class LoadedModel:
 
     def facts(self) -> dict[str, Any]:
         """Return the fields that a record has of the model."""
-        return {
-            "name": self.name,
-            "revision": self.revision,
-            "sha256": self.sha256,
-            "parameters": self.parameters,
-            "dtype": self.dtype,
-        }
+        return {name: getattr(self, name) for name in ("name", "revision", "sha256", "parameters", "dtype")}
 
 
 def load_base_model(settings: BaseModelSettings, *, adapter: Path | None = None) -> LoadedModel:
@@ -203,16 +191,9 @@ def quantization(settings: BaseModelSettings, config: PretrainedConfig) -> str |
 
 def _quantizing(settings: BaseModelSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Arguments for transformers; a model that is stored quantized needs only its device."""
-    kinds: dict[str | None, dict[str, Any]] = {
-        "nf4": {
-            "load_in_4bit": True,
-            "bnb_4bit_quant_type": "nf4",
-            "bnb_4bit_compute_dtype": dtype,
-            **({"bnb_4bit_quant_storage": dtype} if sharding() else {}),  # FSDP splits no integers
-        },
-        "int8": {"load_in_8bit": True},
-    }
-    kind = kinds.get(settings.quantized)
+    in_4_bits: dict[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    in_4_bits |= {"bnb_4bit_quant_storage": dtype} if sharding() else {}  # FSDP splits no integers
+    kind = {"nf4": in_4_bits, "int8": {"load_in_8bit": True}}.get(settings.quantized or "")
     return {"device_map": {"": device}, **({"quantization_config": BitsAndBytesConfig(**kind)} if kind else {})}
 
 
@@ -255,17 +236,20 @@ def _config(settings: BaseModelSettings, origin: str | Path, commit: str | None)
             "merge the adapter into them, or move its files out of the folder"
         )
     with reading(cannot_be_loaded(settings.model)):
-        return AutoConfig.from_pretrained(origin, **_source(settings, commit))
+        return AutoConfig.from_pretrained(origin, **source_of(settings, commit))
 
 
-def source_of(settings: BaseModelSettings) -> dict[str, Any]:
-    """Return what every loader is told about where files come from: no code of the model, unless asked for as of one commit."""
-    commit = settings.trust_remote_code
-    if commit is None:
-        return {"revision": settings.revision, "trust_remote_code": False}
-    if settings.revision not in (None, commit):
-        raise InvalidValue(f"revision {settings.revision} and trust_remote_code {commit} are different commits; leave out revision")
-    return {"revision": commit, "code_revision": commit, "trust_remote_code": commit is not None}
+def source_of(settings: BaseModelSettings, commit: str | None = None) -> dict[str, Any]:
+    """Return what every loader is told about where files come from: no code of the model, unless asked for as of one commit.
+
+    `commit` is what the revision stands for now, where that is known.
+    """
+    code = settings.trust_remote_code
+    if code is None:
+        return {"revision": commit or settings.revision, "trust_remote_code": False}
+    if settings.revision not in (None, code):
+        raise InvalidValue(f"revision {settings.revision} and trust_remote_code {code} are different commits; leave out revision")
+    return {"revision": commit or code, "code_revision": code, "trust_remote_code": True}
 
 
 def commit_of(settings: BaseModelSettings) -> str | None:
@@ -283,14 +267,10 @@ def _commit(settings: BaseModelSettings, origin: str | Path) -> str | None:
     return named[1] if named else None
 
 
-def _source(settings: BaseModelSettings, commit: str | None) -> dict[str, Any]:
-    return source_of(settings) | ({"revision": commit} if commit else {})
-
-
 def _load(
     config: PretrainedConfig, settings: BaseModelSettings, origin: str | Path, commit: str | None, **how: Any
 ) -> tuple[Any, Any]:
-    family, source = family_of(config, settings.model), _source(settings, commit)
+    family, source = family_of(config, settings.model), source_of(settings, commit)
     with reading(cannot_be_loaded(settings.model)):
         tokenizer = with_template(read_tokenizer(origin, **source), settings)
     return tokenizer, read_model(family, origin, settings.model, **how, **source)
@@ -330,11 +310,9 @@ def empty_model(settings: BaseModelSettings, *, folder: Path | None = None) -> P
 
 def fingerprint_of(settings: BaseModelSettings) -> str | None:
     """Return the fingerprint of a model in a folder; None where it lies on the hub or is gone."""
-    try:
-        origin = _origin(settings)
-    except InvalidValue:
-        return None
-    return _sha256(settings, origin, None) if isinstance(origin, Path) else None
+    with suppress(InvalidValue):
+        return _sha256(settings, _origin(settings), None)
+    return None
 
 
 def _sha256(settings: BaseModelSettings, origin: str | Path, commit: str | None) -> str | None:

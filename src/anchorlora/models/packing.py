@@ -127,25 +127,28 @@ def packed(model: nn.Module, layout: Layout | None, keep: int | Tensor | None = 
     every = [module.config for module in modules if "config" in module.__dict__]
     configs = {id(config): config for config in every if hasattr(config, "_attn_implementation")}
     before = [(config, config._attn_implementation) for config in configs.values()]
-    dropouts = [part for part in modules if type(part) is nn.Dropout and part.training and "forward" not in part.__dict__]
-    norms = [part for part in modules if _frozen_rms_norm(part) and "forward" not in part.__dict__]
-    adapted = [part for part in modules if type(part) is LoraLinear and "forward" not in part.__dict__]
+    faster = [(part, own) for part in modules if "forward" not in part.__dict__ and (own := _faster_forward(part)) is not None]
     try:
-        for part in dropouts:
-            part.__dict__["forward"] = partial(_drop, part)
-        for part in norms:
-            part.__dict__["forward"] = partial(_normalize, part)
-        for part in adapted:
-            part.__dict__["forward"] = partial(add_products, part)
+        for part, own in faster:
+            part.__dict__["forward"] = partial(own, part)
         for config, _ in before:
             config._attn_implementation = NAME
         with reading(layout), _last_layer_on(modules, layout, keep):
             yield
     finally:
-        for part in [*dropouts, *norms, *adapted]:
+        for part, _ in faster:
             del part.__dict__["forward"]
         for config, name in before:
             config._attn_implementation = name
+
+
+def _faster_forward(module: nn.Module) -> Callable[..., Tensor] | None:
+    """The function that stands for a module's own forward pass in packed rows, if there is one."""
+    if type(module) is nn.Dropout and module.training:
+        return _drop
+    if _frozen_rms_norm(module):
+        return _normalize
+    return add_products if type(module) is LoraLinear else None
 
 
 def _drop(module: nn.Dropout, x: Tensor) -> Tensor:

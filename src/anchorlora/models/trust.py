@@ -12,7 +12,7 @@ from typing import Any
 
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue
-from anchorlora.store.json import Unreadable, load
+from anchorlora.store.json import read_file
 from anchorlora.store.tensors import INDEX, SINGLE, indexed, is_beside
 from anchorlora.text import without_secrets
 
@@ -59,10 +59,7 @@ def _refuse_code(path: Path, fields: dict[str, Any]) -> None:
 
 
 def _fields(path: Path) -> dict[str, Any]:
-    try:
-        fields = load(path) if path.is_file() else {}
-    except Unreadable as error:
-        raise InvalidValue(f"{path}: {error}; fetch the model again") from None
+    fields: Any = read_file(path, object, remedy="fetch the model again") if path.is_file() else {}
     if not isinstance(fields, dict):
         raise InvalidValue(f"{path}: not a JSON object; fetch the model again")
     return fields

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from anchorlora.pages.html import escaping
-from anchorlora.store.files import write_text
 
 
 def verdict_on(condition: Mapping[str, Any], overall: Mapping[str, Any]) -> str:
@@ -17,16 +15,13 @@ def verdict_on(condition: Mapping[str, Any], overall: Mapping[str, Any]) -> str:
     return "preserved" if condition["preserved"] else "unknown"
 
 
-def write_audit(audit: Mapping[str, Any], path: Path) -> None:
-    """Write the page of an audit."""
-    write_text(path, render(audit))
-
-
 def render(audit: Mapping[str, Any]) -> str:
     """Return the page as HTML. Text from files is escaped, and the page loads nothing."""
     environment = escaping()
     environment.filters |= {"number": number, "percent": percent}
-    return environment.get_template("audit.html.j2").render(audit=audit, verdict_on=verdict_on, widest=_widest(audit))
+    shares = [row[name] for row in audit["layers"].values() for name in ("rho", "chance") if row[name] is not None]
+    widest = max(shares, default=1.0) or 1.0  # share that a bar shows
+    return environment.get_template("audit.html.j2").render(audit=audit, verdict_on=verdict_on, widest=widest)
 
 
 def number(value: float | None) -> str:
@@ -37,9 +32,3 @@ def number(value: float | None) -> str:
 def percent(value: float | None) -> str:
     """Return a fraction in percent, or as a power of ten below 0.01 %."""
     return number(value) if value is None or value < 1e-4 else f"{100 * value:.2f} %"
-
-
-def _widest(audit: Mapping[str, Any]) -> float:
-    """Largest share that a bar shows."""
-    shares = [row[name] for row in audit["layers"].values() for name in ("rho", "chance") if row[name] is not None]
-    return max(shares, default=1.0) or 1.0

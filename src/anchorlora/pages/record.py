@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from anchorlora.pages.table import Column, Table, Value
 from anchorlora.recipes.protocol import TASKS, orders_of
@@ -18,20 +18,20 @@ NOTE = (
     "task's core and on the union of all past cores; held-out: relative change of past feature rows that no core was built from; "
     "D_eff, D_old: norms of the change and of its part on the core."
 )
-COLUMNS = (
-    Column("method"),
-    Column("order"),
-    Column("seed"),
-    Column("after"),
-    Column("rho", "e"),
-    Column("tolerance", "e"),
-    Column("protected"),
-    Column("chance", "g"),
-    Column("rho first", "e"),
-    Column("rho union", "e"),
-    Column("held-out", "g"),
-    Column("D_eff", "g"),
-    Column("D_old", "e"),
+CELLS: tuple[tuple[Column, Callable[[Record, DriftFacts], Value]], ...] = (
+    (Column("method"), lambda record, drift: record.method.name),
+    (Column("order"), lambda record, drift: order_label(record.order)),
+    (Column("seed"), lambda record, drift: record.seed),
+    (Column("after"), lambda record, drift: record.order[drift.task - 1]),
+    (Column("rho", "e"), lambda record, drift: drift.rho),
+    (Column("tolerance", "e"), lambda record, drift: drift.bound),
+    (Column("protected"), lambda record, drift: "yes" if drift.exact else "no"),
+    (Column("chance", "g"), lambda record, drift: drift.chance),
+    (Column("rho first", "e"), lambda record, drift: drift.rho_first),
+    (Column("rho union", "e"), lambda record, drift: drift.rho_union),
+    (Column("held-out", "g"), lambda record, drift: drift.held_out.total if drift.held_out else None),
+    (Column("D_eff", "g"), lambda record, drift: drift.d_eff),
+    (Column("D_old", "e"), lambda record, drift: drift.d_old),
 )
 
 
@@ -46,27 +46,9 @@ def triangle_table(record: Record) -> Table:
 
 def drift_table(records: Sequence[Record]) -> Table:
     """Drift of every run and task, one row each."""
-    rows = tuple(_row(record, drift) for record in records for drift in record.drift)
-    table = Table("drift", "Drift on protected directions", COLUMNS, rows, NOTE)
+    rows = tuple(tuple(cell(record, drift) for _, cell in CELLS) for record in records for drift in record.drift)
+    table = Table("drift", "Drift on protected directions", tuple(column for column, _ in CELLS), rows, NOTE)
     return table if len({tuple(record.order) for record in records}) > 1 else table.without("order")
-
-
-def _row(record: Record, drift: DriftFacts) -> tuple[Value, ...]:
-    return (
-        record.method.name,
-        order_label(record.order),
-        record.seed,
-        record.order[drift.task - 1],
-        drift.rho,
-        drift.bound,
-        "yes" if drift.exact else "no",
-        drift.chance,
-        drift.rho_first,
-        drift.rho_union,
-        drift.held_out.total if drift.held_out else None,
-        drift.d_eff,
-        drift.d_old,
-    )
 
 
 def order_label(order: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from typing import Literal
 
 from anchorlora.text import file_name, visible
@@ -82,9 +83,7 @@ class Table:
         Args:
             heading: A heading; one that no column has changes nothing.
         """
-        keep = [j for j, column in enumerate(self.columns) if column.heading != heading]
-        rows = tuple(tuple(row[j] for j in keep) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[j] for j in keep), rows=rows)
+        return self._only([column.heading != heading for column in self.columns])
 
     def beside(self, values: Mapping[str, Sequence[float | None]]) -> Table:
         """Return the table with the paper's values and Δ (ours minus the paper's) after each of our columns that has any.
@@ -132,12 +131,10 @@ class Table:
 
     def ours(self) -> Table:
         """Return the table without the paper's values and what its note says of them."""
-        keep = [j for j, column in enumerate(self.columns) if not column.printed]
-        columns, rows = tuple(self.columns[j] for j in keep), tuple(tuple(row[j] for j in keep) for row in self.rows)
         note = self.note
         for sentence in self.printed_notes:
             note = " ".join(part for part in map(str.strip, note.split(sentence)) if part)
-        return replace(self, columns=columns, rows=rows, note=note, printed_notes=())
+        return replace(self._only([not column.printed for column in self.columns]), note=note, printed_notes=())
 
     def noting_printed(self, sentence: str) -> Table:
         """Return the table with a sentence on the paper's values in its note, which `ours` takes out again.
@@ -194,6 +191,11 @@ class Table:
                 for mark, value in zip(("best", "second"), ranked, strict=False):
                     out |= {(i, j): mark for i, v in rounded.items() if v == value}
         return out
+
+    def _only(self, kept: Sequence[bool]) -> Table:
+        """The table with some of its columns."""
+        columns, rows = tuple(compress(self.columns, kept)), tuple(tuple(compress(row, kept)) for row in self.rows)
+        return replace(self, columns=columns, rows=rows)
 
     def _rivals(self) -> list[list[int]]:
         """Groups of rows that are ranked among each other."""

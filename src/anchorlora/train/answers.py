@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anchorlora.data import Example, TextFiles
-from anchorlora.store.predictions import read_predictions
-from anchorlora.store.run_folder import SKILL, RunFolder
-from anchorlora.train.stages import probes_in, scores_in
+from anchorlora.data import Example
+from anchorlora.store.run_folder import SKILL
+from anchorlora.train.stages import probes_in, scores_after, scores_in
 
 OF_SKILL = 5  # examples that are shown, and of each kept thing one
 
@@ -38,26 +37,21 @@ class Answers:
 
 def answers_of(out: Path, verdict: Mapping[str, Any]) -> list[Answers]:
     """Return answers of a skill and of each kept thing of its verdict; plain text has none."""
-    folder, name = out / SKILL, verdict["name"]
-    then, now = scores_in(folder, "before"), scores_in(folder, "after")
-    learned = [row.model_dump() for row in read_predictions(RunFolder(out).task(1, name).predictions)]
-    parts = [_answers(name, verdict.get("title") or name, probes_in(folder / "after", name), then[name], learned, range(OF_SKILL))]
-    for part in verdict["kept"]:
-        kept, title = part["name"], part.get("title") or part["name"]
-        shown = next((i for i, pair in enumerate(zip(then[kept], now[kept], strict=True)) if _differ(*pair)), 0)
-        parts.append(_answers(kept, title, probes_in(folder / "before", kept), then[kept], now[kept], range(shown, shown + 1)))
-    return [part for part in parts if part.shown]
-
-
-def _answers(name: str, title: str, files: TextFiles, before: Sequence[Any], after: Sequence[Any], places: range) -> Answers:
-    rows = list(zip(files.examples(name, "test", limit=places.stop), before, after, strict=False))[places.start :]
-    shown = [_answer(example, was, now) for example, was, now in rows if example.messages or example.sentence]
-    changed = sum(_differ(was, now) for was, now in zip(before, after, strict=True))
-    return Answers(title, tuple(shown), len(before), changed)
-
-
-def _differ(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    return bool(before["text"].strip() != after["text"].strip())
+    folder = out / SKILL
+    then, now = scores_in(folder, "before"), scores_after(out, verdict["name"])
+    answers = []
+    for part, stage in ((verdict, "after"), *((kept, "before") for kept in verdict["kept"])):
+        name = part["name"]
+        pairs = list(zip(then[name], now[name], strict=True))
+        changed = [i for i, (before, after) in enumerate(pairs) if before["text"].strip() != after["text"].strip()]
+        first = next(iter(changed), 0)
+        start, stop = (0, OF_SKILL) if part is verdict else (first, first + 1)
+        examples = list(probes_in(folder / stage, name).examples(name, "test", limit=stop))
+        rows = list(zip(examples, pairs, strict=False))[start:]
+        shown = [_answer(example, *pair) for example, pair in rows if example.messages or example.sentence]
+        if shown:
+            answers.append(Answers(part.get("title") or name, tuple(shown), len(pairs), len(changed)))
+    return answers
 
 
 def _answer(example: Example, before: Mapping[str, Any], after: Mapping[str, Any]) -> Answer:

@@ -18,37 +18,23 @@ from typing import Any
 import torch
 
 from anchorlora.adapters import Anchor
-from anchorlora.constraints import Freeze
 from anchorlora.continual.callback import RunCallback
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import Scorer
-from anchorlora.data import LOSS, TOKEN_ACCURACY, EncodedExamples, Encoder
+from anchorlora.data import LOSS, TOKEN_ACCURACY, Encoder
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Factors, scaled_change
-from anchorlora.methods import Method
-from anchorlora.methods.gated import GatedPerTask
-from anchorlora.methods.merged import MergedPerTask
 from anchorlora.models.load import ends_of
 from anchorlora.models.packing import unpackable
 from anchorlora.scores import Paired
 from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
-from anchorlora.train.request import FRESH, SkillRequest, default_recipe
 from anchorlora.train.stages import Teaching, facts_in, probes_in, scores_in
 
 BUDGET = "budget.json"  # in skill/
 STEPS = 20  # scales are tried from 1 down, by 1 / STEPS
 FEWEST = 12  # held-out rows, half of which choose: fewer than six have no interval
 BATCH = 16  # examples of a forward pass, or as many tokens
-
-
-def refuse_nonlinear(request: SkillRequest, method: Method) -> None:
-    """Refuse a budget for a method whose change is not linear in one factor, or is merged after it was scaled."""
-    frozen = any(isinstance(part, Freeze) for part in method.constraints)
-    both = method.plan.family == "shared" and request.adapter is not None and not frozen
-    if both or isinstance(method.plan, (GatedPerTask, MergedPerTask)):
-        why = "trains both factors of the old adapter" if both else "weighs or merges its blocks itself"
-        raise InvalidValue(f"--budget scales what is learned, and {method.name} {why}; use --method {FRESH}, or no --budget")
 
 
 def refuse_few(held_out: Mapping[str, int]) -> None:
@@ -80,34 +66,33 @@ class WithinBudget(RunCallback):
         model: Any = anchor.model
         training = model.training
         tokenizer = self.teaching.session.tokenizer
-        recipe = default_recipe().changed(self.request.settings)
+        recipe = self.request.asked
         encoder, limit = Encoder(tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(model)), recipe.tasks.test_limit
         names = [part["name"] for part in facts_in(self.folder)["kept"]]
-        kept = {name: probes_in(self.folder / "before", name).encoded(name, "test", encoder, limit=limit) for name in names}
-        rows = {name: [e.example.place for e in examples] for name, examples in kept.items()}
+        tests = {name: probes_in(self.folder / "before", name).encoded(name, "test", encoder, limit=limit) for name in names}
+        rows = {name: [e.example.place for e in examples] for name, examples in tests.items()}
         scores = scores_in(self.folder, "before")
         before = {name: of_rows([row["metrics"][LOSS] for row in scores[name]], rows[name]) for name in names}
-        skill = self.teaching.files.encoded(self.request.name, "test", encoder, limit=limit)
+        tests[self.request.name] = self.teaching.files.encoded(self.request.name, "test", encoder, limit=limit)
         trained = {layer.name: layer.current.copy() for layer in anchor.layers}
+        packed = {name: unpackable(model, longest_first(examples)) is None for name, examples in tests.items()}
 
-        packed = {name: unpackable(model, longest_first(e)) is None for name, e in (*kept.items(), (self.request.name, skill))}
-
-        def losses(name: str, examples: EncodedExamples) -> list[dict[str, float]]:
+        def losses(name: str) -> list[dict[str, float]]:
             scorer = Scorer(model, tokenizer, 1, BATCH, self.teaching.session.loaded.device, packed=packed[name])
-            return scorer.losses(examples)
+            return scorer.losses(tests[name])
 
-        learned = {1.0: losses(self.request.name, skill)}
+        learned = {1.0: losses(self.request.name)}
         curve: list[dict[str, Any]] = []
         for step in range(STEPS, -1, -1):
             scale = step / STEPS
             self.teaching.tell("looking for the scale", STEPS - step, STEPS + 1)
             leave_at(anchor, trained, scale)
-            now = {name: of_rows([row[LOSS] for row in losses(name, examples)], rows[name]) for name, examples in kept.items()}
+            now = {name: of_rows([row[LOSS] for row in losses(name)], rows[name]) for name in names}
             curve.append({"scale": scale, "kept": {name: rise(before[name][::2], now[name][::2]) for name in names}})
             if all(loss["most"] <= self.request.budget for loss in curve[-1]["kept"].values()):
                 break
         self.teaching.tell("looking for the scale", STEPS + 1, STEPS + 1)
-        learned[scale] = losses(self.request.name, skill) if scale != 1 else learned[1.0]
+        learned[scale] = losses(self.request.name) if scale != 1 else learned[1.0]
         model.train(training)
         budget = {
             "allowed": self.request.budget,
@@ -135,11 +120,11 @@ def leave_at(anchor: Anchor, trained: Mapping[str, Factors], scale: float) -> No
 
 def rows_tested(folder: Path, limit: int | None) -> dict[str, int]:
     """Return how many rows the examples come from that are tested of each kept thing: a chat is one row, whose turns are alike."""
-
-    def rows(name: str) -> int:
-        return len({example.place for example in probes_in(folder / "before", name).examples(name, "test", limit=limit)})
-
-    return {part["name"]: rows(part["name"]) if part["probes"] else 0 for part in facts_in(folder)["kept"]}
+    rows = {}
+    for name, probes in ((part["name"], part["probes"]) for part in facts_in(folder)["kept"]):
+        examples = probes_in(folder / "before", name).examples(name, "test", limit=limit) if probes else ()
+        rows[name] = len({example.place for example in examples})
+    return rows
 
 
 def of_rows(values: Sequence[float], rows: Sequence[str]) -> list[float]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from anchorlora.data import LOSS
@@ -142,12 +143,7 @@ def judge_kept(comparison: Comparison, margin: Margin = DEFAULT_MARGIN) -> Judge
     """Judge something that was to be kept: kept, worse, or that nothing can be told."""
     n, metric, loss = comparison.n, comparison.metric, comparison.loss
     possible = Harm(comparison.largest(worse=True), loss.interval[1])
-
-    def judged(verdict: str, state: str, reason: str = "", rows_needed: int | None = None) -> JudgedKept:
-        return JudgedKept(
-            n, metric, loss, comparison.flips, verdict, state, reason, rows_needed, margin=margin, possible=possible
-        )  # fmt: skip
-
+    judged = partial(JudgedKept, n, metric, loss, comparison.flips, margin=margin, possible=possible)
     unsound = not math.isfinite(loss.after)
     harmed = n >= LEAST and (loss.interval[0] > ROUNDING or metric.interval[1] < 0)
     within = n >= FEWEST and possible.points <= margin.points < metric.before and possible.nats <= margin.nats
@@ -181,10 +177,7 @@ def judge_learned(comparison: Comparison, margin: Margin = DEFAULT_MARGIN) -> Ju
     """
     n, metric, loss = comparison.n, comparison.metric, comparison.loss
     low, high = loss.interval
-
-    def judged(verdict: str, state: str, reason: str = "", rows_needed: int | None = None) -> Judged:
-        return Judged(n, metric, loss, comparison.flips, verdict, state, reason, rows_needed)
-
+    judged = partial(Judged, n, metric, loss, comparison.flips)
     enough = n >= LEAST
     fell, better = enough and high < -ROUNDING, enough and metric.interval[0] > 0
     if not math.isfinite(loss.after) or (enough and not better and (low > ROUNDING or metric.interval[1] < 0)):

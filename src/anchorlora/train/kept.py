@@ -50,9 +50,8 @@ class Kept:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def read_kept(source: str, columns: str | None, unfit: Mapping[str, Collection[int]] | None = None) -> list[Kept]:
+def read_kept(source: str, columns: str | None, unfit: Mapping[str, Collection[int]]) -> list[Kept]:
     """Return what a source of `--keep` or `--after` stands for: one thing, or an earlier skill and all that it kept."""
-    unfit = unfit or {}
     if source == SELF:
         return [Kept(SELF, SELF)]
     skill = Path(source) / SKILL
@@ -70,24 +69,20 @@ def read_kept(source: str, columns: str | None, unfit: Mapping[str, Collection[i
     learned = [(source, row) for row in _rows_left(skill, UNREAD)]
     unread = samples_of(learned, source=source, mixed=True) if learned else []
     cores = joined_cores_in(skill / "after", [file.stem for file in files]) if left_cores else None
-    kept: list[Kept] = []
     titles = _titles(skill)
-    for file in files:
-        rows, out = rows_of_file(file), unfit.get(file.stem, ())
-        probes = [row for number, row in enumerate(rows) if number not in out]
-        kept.append(
-            Kept(
-                file.stem,
-                source,
-                probes=probes,
-                cores=cores,
-                memory=memory,
-                unread=unread if file.parent.parent.name == "after" else [],
-                old_text=[] if kept else old_text,  # of all that the run kept
-                facts=origin | {"title": titles.get(file.stem)},
-            )
+    return [
+        Kept(
+            file.stem,
+            source,
+            probes=[row for number, row in enumerate(rows_of_file(file)) if number not in unfit.get(file.stem, ())],
+            cores=cores,
+            memory=memory,
+            unread=unread if file.parent.parent.name == "after" else [],
+            old_text=old_text if file == files[0] else [],  # of all that the run kept
+            facts=origin | {"title": titles.get(file.stem)},
         )
-    return kept
+        for file in files
+    ]
 
 
 def _rows_left(skill: Path, name: str) -> list[dict[str, Any]]:
@@ -164,10 +159,7 @@ def hold_out(
     """Return samples for cores, and rows to measure by: one of `share`, by a hash of its text, with all that go with it."""
     if len(samples) < 2:
         raise InvalidValue(f"{name} has one row; what is kept is made of one part and measured on another: give at least two")
-    rows = RowHashes(name)
-    for sample in samples:
-        rows.add(sample)
-    held = rows.held_out(min(MOST_PROBES, max(1, len(samples) // share)), unfit=frozenset(unfit))
+    held = RowHashes(name, samples).held_out(min(MOST_PROBES, max(1, len(samples) // share)), unfit=frozenset(unfit))
     return [s for i, s in enumerate(samples) if i not in held], [row_of(samples[i]) for i in sorted(held)]
 
 
@@ -183,12 +175,11 @@ def cores_of_layers(part: Kept, adapted: Any) -> dict[str, JoinedCore]:
 
 def new_cores(name: str, layers: Mapping[str, LayerCore]) -> dict[str, JoinedCore]:
     """Return cores that were just made with the energy of each direction; layers that share a core still do."""
-    made = {id(part): JoinedCore(part.core, {name: _shares(part)}) for part in layers.values()}
+    made = {}
+    for part in layers.values():
+        shares = part.shares if part.shares is not None else torch.full((part.core.k,), part.retained_energy / part.core.k)
+        made[id(part)] = JoinedCore(part.core, {name: shares})
     return {layer: made[id(part)] for layer, part in layers.items()}
-
-
-def _shares(part: LayerCore) -> Tensor:
-    return part.shares if part.shares is not None else torch.full((part.core.k,), part.retained_energy / part.core.k)
 
 
 def write_joined_cores(folder: Path, cores: Mapping[str, JoinedCore], origin: Mapping[str, Any]) -> None:

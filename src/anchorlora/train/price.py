@@ -33,14 +33,14 @@ from anchorlora.devices import device_name
 from anchorlora.geometry import Spectrum
 from anchorlora.methods import Method
 from anchorlora.models.drawing import DecodingState, draw
-from anchorlora.models.load import cache_argument, cache_in, ends_of
+from anchorlora.models.load import cache_argument, cache_in, ends_of, pad_of
 from anchorlora.models.own_text import BATCH, OWN_TOKENS, TOGETHER
 from anchorlora.models.packing import packed as reading_packed
 from anchorlora.models.packing import unpackable
 from anchorlora.models.session import Session
 from anchorlora.runs.sizes import sizes
 from anchorlora.train.budget import STEPS
-from anchorlora.train.kept import OWN_SHARE, SHARE, read_kept
+from anchorlora.train.kept import OWN_SHARE, SHARE, Kept
 from anchorlora.train.request import SELF, SkillRequest, leaves_cores
 
 clock = time.perf_counter
@@ -101,13 +101,10 @@ class Rates:
     spectra: float  # the directions of all layers' inputs
     shared: float  # tokens of examples that one that is read stands for, as they begin alike
 
-    def answered(self, rows: int, steps: float, share: float = 1.0) -> float:
-        """Return the seconds of so many steps of so many answers, which take that share of them on average."""
-        return steps * (self.answering[0] + self.answering[1] * rows * share)
 
-    def written(self, rows: int, steps: float, share: float) -> float:
-        """Return the seconds of so many steps of so many texts, which take that share of them on average."""
-        return steps * (self.writing[0] + self.writing[1] * rows * share)
+def seconds_of_steps(rate: tuple[float, float], rows: int, steps: float, share: float) -> float:
+    """Return the seconds of so many steps of so many answers or texts, which take that share of them on average."""
+    return steps * (rate[0] + rate[1] * rows * share)
 
 
 def price_of(
@@ -117,6 +114,7 @@ def price_of(
     session: Session,
     files: TextFiles,
     rows: Any,
+    parts: Sequence[Kept],
     *,
     loading: float,
     left: bool,
@@ -130,7 +128,7 @@ def price_of(
     test = files.encoded(request.name, "test", encoder, limit=recipe.tasks.test_limit)
     rates = measure_rates(session, adapted, recipe, train, writes=SELF in request.keep)
     skill = _part(request.name, test, answered=task.answered)
-    kept = [*_kept_parts(request, encoder, rows)]
+    kept = [*_kept_parts(request, encoder, parts)]
     tokens, steps = sum(train.lengths), recipe.steps(len(train))
     phases = [Phase("loading the model", "", loading)]
     if SELF in request.keep:
@@ -192,30 +190,25 @@ def _part(name: str, examples: EncodedExamples, *, answered: bool, read: bool = 
     return Part(name, len(prompts), mean(prompts), mean(answers) if answered else 0.0, mean(prompts) + mean(answers), read, known)
 
 
-def _kept_parts(request: SkillRequest, encoder: Encoder, rows: Any) -> Iterator[Part]:
-    """Tests of each thing that is kept; of texts that are not there yet, the longest."""
-    for source in request.keep:
-        if source == SELF:
+def _kept_parts(request: SkillRequest, encoder: Encoder, parts: Sequence[Kept]) -> Iterator[Part]:
+    """Tests of each thing that is kept, the model's own text first: as it is not there yet, the longest."""
+    for kept in sorted(parts, key=lambda part: part.source != SELF):
+        if kept.source == SELF:
             chat = bool(encoder.tokenizer.chat_template)
             user, answer = (OWN_TOKENS * share for share in WRITTEN)
             yield Part(SELF, max(1, request.own // OWN_SHARE), user, answer * chat, user * chat + answer, known=True)
-    sources = [*([request.after] if request.after else []), *(source for source in request.keep if source != SELF)]
-    unfit = {row["name"]: row.get("unfit", ()) for row in rows}
-    for source in sources:
-        for kept in read_kept(source, request.keep_columns, unfit):
-            if kept.probes:
-                samples = read_samples(kept.probes)
-                examples = encoder.encode(TextTask(kept.name), examples_of(samples))
-                answered = any(e.example.messages or e.example.sentence for e in examples)
-                learned = kept.cores is not None or kept.memory is not None
-                yield _part(kept.name, examples, answered=answered, read=bool(kept.unread) or not learned, known=learned)
+        elif kept.probes:
+            examples = encoder.encode(TextTask(kept.name), examples_of(read_samples(kept.probes)))
+            answered = any(e.example.messages or e.example.sentence for e in examples)
+            learned = kept.cores is not None or kept.memory is not None
+            yield _part(kept.name, examples, answered=answered, read=bool(kept.unread) or not learned, known=learned)
 
 
 def _own_text(session: Session, request: SkillRequest, rates: Rates) -> Phase:
     messages = WRITTEN if session.tokenizer.chat_template and request.base_model.chat_template is None else WRITTEN[1:]
     whole, rest = divmod(request.own, BATCH * TOGETHER)
     groups = [BATCH * TOGETHER] * whole + ([-(-rest // BATCH) * BATCH] if rest else [])
-    seconds = sum(rates.written(rows, OWN_TOKENS, share) for rows in groups for share in messages)
+    seconds = sum(seconds_of_steps(rates.writing, rows, OWN_TOKENS, share) for rows in groups for share in messages)
     return Phase("writing texts of its own", f"{request.own:,} texts of at most {len(messages) * OWN_TOKENS} tokens", seconds)
 
 
@@ -228,7 +221,7 @@ def _test_phase(what: str, part: Part, rates: Rates, most: float, batch: int) ->
         whole, rest = divmod(part.rows, at_once)
         batches = [at_once] * whole + [rest] * (rest > 0)
         share = min(1.0, (part.answer + 1) / most) if part.known else 1.0
-        seconds += sum(rates.answered(rows, most, share) for rows in batches)
+        seconds += sum(seconds_of_steps(rates.answering, rows, most, share) for rows in batches)
         amount += f", answers of at most {most:.0f} tokens"
     return Phase(what, amount, seconds)
 
@@ -279,8 +272,8 @@ def _measuring(session: Session, window: Sequence[Encoded], most: int, together:
 
 
 def _batch(session: Session, group: Sequence[Encoded], together: bool) -> MicroBatch:
-    pad = session.tokenizer.pad_token_id if session.tokenizer.pad_token_id is not None else session.tokenizer.eos_token_id
-    return (packed_row(group) if together else micro_batch(group, pad=int(pad))).to(session.loaded.device)
+    batch = packed_row(group) if together else micro_batch(group, pad=pad_of(session.tokenizer))
+    return batch.to(session.loaded.device)
 
 
 def _logits(model: Any, batch: MicroBatch) -> Any:

@@ -14,29 +14,19 @@ from typing import Any
 from pydantic import Field
 
 from anchorlora.adapters import read_adapter
-from anchorlora.config import (
-    Adapter,
-    BaseModelSettings,
-    Count,
-    EvaluationSettings,
-    Features,
-    Place,
-    Positive,
-    Recipe,
-    Settings,
-    Start,
-    Targets,
-    TaskName,
-    TaskSettings,
-    Training,
-)
-from anchorlora.constraints import AnswerSensitivity, GradientStart
+from anchorlora.config import BaseModelSettings, Count, Place, Positive, Recipe, Settings, Start, Targets, TaskName
+from anchorlora.constraints import AnswerSensitivity, Freeze, GradientStart
 from anchorlora.data.sample_files import HUB
 from anchorlora.data.sources import TextTaskSettings
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import METHODS, Method
+from anchorlora.methods.gated import GatedPerTask
+from anchorlora.methods.merged import MergedPerTask
+from anchorlora.models.hub import is_path
 from anchorlora.paths import expanded, is_name
+from anchorlora.recipes.standard import default_recipe
 from anchorlora.store.artifact import artifact_in
+from anchorlora.store.files import load_yaml
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.text import shown
 
@@ -44,7 +34,7 @@ SELF = "self"  # to keep what the model writes itself
 FRESH = METHODS.default("new block").name
 SAME_SIZE = METHODS.default("same size").name
 EXACT = METHODS.default("beside").name
-CONFIG = "adapter_config.json"
+CONFIG, REQUEST = "adapter_config.json", "request.yaml"
 CORES, MEMORY = "cores.safetensors", "memory.safetensors"  # what is kept, in before/ and after/
 UNREAD = "unread.jsonl"  # rows of a skill, of which a later one reads what answers depend on
 OLD_TEXT = "old_text.jsonl"  # rows of what is kept that are trained on again, in the same folders
@@ -118,6 +108,11 @@ class SkillRequest(Settings):
         return Path(self.old_adapter) if self.old_adapter is not None else None
 
     @property
+    def asked(self) -> Recipe:
+        """The recipe before the model is known: the settings of `anchorlora train`, as the request changes them."""
+        return default_recipe().model_copy(update={"base_model": self.base_model}).changed(self.settings)
+
+    @property
     def listed(self) -> TextTaskSettings:
         """The examples of the new skill, as a list of files has them."""
         return TextTaskSettings(train=self.data, test=self.test, columns=self.columns, metrics=self.metrics)
@@ -146,39 +141,6 @@ class SkillRequest(Settings):
                 f"rank {made.adapter.rank}: the method trains the old adapter further, which has rank {rank}; leave the rank out"
             )
         return made
-
-
-def default_recipe() -> Recipe:
-    """Return the settings of `anchorlora train` before the model is known.
-
-    Rank, alpha and schedule are those that people use for LoRA (peft, TRL); rate, epochs and targets are those that plain LoRA and
-    the default method chose on SmolLM2 (docs/lab/log.md). Cores are wider than the paper's: kept text of everyday models needs more
-    than 20 directions for 93 % of its energy.
-    """
-    return Recipe(
-        name="train",
-        tasks=TaskSettings(test_limit=200),
-        base_model=BaseModelSettings(),
-        adapter=Adapter(targets="all-linear", rank=16, alpha=32, dropout=0.0),
-        features=Features(rows=1024, held_out_rows=64, energy=0.93, at_least=4, at_most=64, wide=64),
-        training=Training(
-            epochs=2,
-            window=8,
-            micro_batch=4,
-            batching="packed",
-            row_tokens=4096,
-            learning_rate=5e-4,
-            betas=(0.9, 0.999),
-            eps=1e-8,
-            weight_decay=0.0,
-            schedule="cosine",
-            warmup=0.03,
-            clip_norm=1.0,
-            loss="token_mean",
-            max_tokens=1024,
-        ),
-        evaluation=EvaluationSettings(max_new_tokens=128, eval_batch=16),
-    )
 
 
 def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | None, methods: Mapping[str, Method]) -> SkillRequest:
@@ -226,6 +188,68 @@ def skill_request(given: Mapping[str, Any], *, same_size: bool, method: str | No
     fields["name"] = title if is_name(title) else named(title)
     fields["title"] = None if title == fields["name"] else f"{title:.100}"
     return SkillRequest.read(fields | {"method": how.name, "same_size": same_size}, "train")
+
+
+def request_in(file: Path) -> SkillRequest:
+    """Return the request that a skill was begun with."""
+    return SkillRequest.read(load_yaml(file), str(file))
+
+
+def refuse_early(request: SkillRequest, method: Method) -> None:
+    """Refuse what would show only after the model is loaded."""
+    if request.budget is not None:
+        _refuse_nonlinear(request, method)
+    skills = earlier_skills(request)
+    for asked, left, needs, lacks in (
+        (reads_cores(method), CORES, "protects directions that layers read", "leaves none"),
+        (method.reads_past, MEMORY, "needs what answers depend on", "does not remember it"),
+        (method.rehearsal is not None, OLD_TEXT, "trains on old text again", "keeps none"),
+    ):
+        without = next((skill for skill in skills if asked and not (skill / left).is_file()), None)
+        if without is not None:
+            there = ((CORES, EXACT), (MEMORY, FRESH))
+            instead = next((name for file, name in there if (without / file).is_file()), METHODS.baseline("cumulative").name)
+            raise InvalidValue(
+                f"{method.name} {needs}, and {without.parents[1]} was trained by a method that {lacks}; give its text with --keep "
+                f"FILE instead, or continue with --method {instead}"
+            )
+    frozen = {part.factor for part in method.constraints if isinstance(part, Freeze)}
+    if method.plan.family == "shared" and "B" in frozen:
+        old = {} if request.adapter is None else read_adapter(request.adapter, beside={})
+        if not any(factors.B.any() for factors in old.values()):
+            instead = "give --adapter, --after, or" if request.adapter is None else "leave --same-size out, or"
+            raise InvalidValue(
+                f"{method.name} trains A alone, and B of {request.adapter or 'a new adapter'} is zero, so nothing would be "
+                f"learned; {instead} take --method inc-lora-hard"
+            )
+    if request.adapter is not None and isinstance(method.plan, GatedPerTask):
+        raise InvalidValue(
+            f"{method.name} weighs earlier blocks by gates, which no adapter holds; take --method {EXACT}, or keep text with "
+            "--keep FILE and leave the adapter out"
+        )
+    if method.reads_past and len(skills) > 1:
+        one, other = (skill.parents[1] for skill in skills[:2])
+        raise InvalidValue(
+            f"{one} and {other} each remember what their answers depend on, and {method.name} continues from one memory; "
+            "keep one of them by its text, with --keep FILE"
+        )
+    if request.after is None:
+        return
+    earlier = Path(request.after) / SKILL / REQUEST
+    if not earlier.is_file():
+        raise InvalidValue(f"{request.after} is not the --out of an earlier anchorlora train; give one, or --adapter and --keep")
+    was, now = request_in(earlier).base_model.model, request.base_model.model
+    if was != now and not (was and now and is_path(was) and is_path(now)):
+        raise InvalidValue(f"{request.after} was trained on {was}, and this is {now}; continue with the same model")
+
+
+def _refuse_nonlinear(request: SkillRequest, method: Method) -> None:
+    """Refuse a budget for a method whose change is not linear in one factor, or is merged after it was scaled."""
+    frozen = any(isinstance(part, Freeze) for part in method.constraints)
+    both = method.plan.family == "shared" and request.adapter is not None and not frozen
+    if both or isinstance(method.plan, (GatedPerTask, MergedPerTask)):
+        why = "trains both factors of the old adapter" if both else "weighs or merges its blocks itself"
+        raise InvalidValue(f"--budget scales what is learned, and {method.name} {why}; use --method {FRESH}, or no --budget")
 
 
 def _has_memory(run: Any) -> bool:

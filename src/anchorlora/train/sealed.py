@@ -21,7 +21,7 @@ from anchorlora.models.load import TEMPLATES, commit_of, tokenizer_of
 from anchorlora.models.tokenizer import reads_clock
 from anchorlora.paths import expanded
 from anchorlora.runs.record import now
-from anchorlora.store.files import dump_yaml, load_yaml, new_folder, write_text
+from anchorlora.store.files import dump_yaml, new_folder, write_text
 from anchorlora.store.run_folder import (
     ADAPTER,
     INPUTS,
@@ -35,22 +35,14 @@ from anchorlora.store.run_folder import (
 )
 from anchorlora.store.seal import SEAL, damage, read_sealed, seal, sha256, write_sealed
 from anchorlora.train.kept import ROWS
-from anchorlora.train.request import SELF, SkillRequest, name_option
+from anchorlora.train.request import REQUEST, SELF, SkillRequest, earlier_sources, name_option, request_in
 
-OF_A_MODEL = (
-    *("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.model", "*.txt", "*.tiktoken", "*.py"),
-    *TEMPLATES,
-)
+OF_A_MODEL = (*("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.model", "*.txt", "*.tiktoken", "*.py"), *TEMPLATES)
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
-REQUEST, TASKS = "request.yaml", "tasks.yaml"
+TASKS = "tasks.yaml"
 OWN = (TASKS, ROWS)  # in skill/, written at the beginning
 STAGES = ("before", "after", "unprotected/skill/after")  # in skill/, each with a seal of its own
-
-
-def request_in(file: Path) -> SkillRequest:
-    """Return the request that a skill was begun with."""
-    return SkillRequest.read(load_yaml(file), str(file))
 
 
 def settle(request: SkillRequest, out: Path) -> SkillRequest:
@@ -94,7 +86,8 @@ def claim(request: SkillRequest, out: Path, count: Callable[[], list[dict[str, A
         return
     refuse_damaged_past(request)
     with new_folder(out / SKILL) as temporary:
-        TextTaskList(tasks={request.name: request.listed}).write(temporary / TASKS)
+        tasks = TextTaskList(tasks={request.name: request.listed})
+        write_text(temporary / TASKS, dump_yaml(tasks.model_dump(mode="json", exclude_none=True)))
         keep_inputs(request, temporary)
         _refuse_other_base(request, temporary)
         rows = count()  # what cannot be read is refused before anything is left behind
@@ -139,7 +132,7 @@ def compare_inputs(request: SkillRequest, skill: Path) -> None:
 def _refuse_other_base(request: SkillRequest, skill: Path) -> None:
     """Refuse an earlier skill of another base model: what it kept, and its adapter, are of those weights."""
     now = _weights(request, skill)
-    for folder in (expanded(source) for source in (request.after, *request.keep) if source not in (None, SELF)):
+    for folder in (expanded(source) for source in earlier_sources(request) if source != SELF):
         if (folder / SKILL / INPUTS).is_file():
             earlier = request_in(folder / SKILL / REQUEST)
             then = _weights(earlier, folder / SKILL)
@@ -177,8 +170,8 @@ def seal_skill(request: SkillRequest, out: Path) -> None:
 
 def refuse_damaged_past(request: SkillRequest) -> None:
     """Refuse an earlier skill, or its adapter, that is not what was written."""
-    for source in (request.after, *request.keep):
-        if source is not None and source != SELF and (expanded(source) / SKILL).is_dir():
+    for source in earlier_sources(request):
+        if source != SELF and (expanded(source) / SKILL).is_dir():
             RunFolder(expanded(source)).refuse_damaged_skill()
     if request.old_adapter is not None:
         refuse_altered(expanded(request.old_adapter))

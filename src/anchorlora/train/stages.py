@@ -42,56 +42,30 @@ from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.losses import memory_of_text, spread
 from anchorlora.continual.seeds import number
 from anchorlora.data import Encoder, Sample, TextFiles, TextSource, read_samples
+from anchorlora.data.rows import row_of
 from anchorlora.data.sample_files import samples_in
 from anchorlora.data.templates import stop_ids
 from anchorlora.data.text import count_rows
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import JoinedCore, joined_within
 from anchorlora.methods import Method
-from anchorlora.models.cores_from_text import CoreRule, MadeCores, cores_of_samples
+from anchorlora.models.cores_from_text import CoreRule, MadeCores, Watch, cores_of_samples
 from anchorlora.models.load import ends_of, template_note
 from anchorlora.models.own_text import OWN_TOKENS, defects, own_text
 from anchorlora.models.packing import unpackable
 from anchorlora.models.session import Session
+from anchorlora.recipes.standard import default_recipe
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.sizes import needs_checkpointing
 from anchorlora.store.files import link, write_lines, write_text
 from anchorlora.store.json import read_file
+from anchorlora.store.predictions import read_predictions
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.seal import LARGEST_SEALED, sealed_folder
 from anchorlora.store.tensors import write_tensors
+from anchorlora.train import kept
 from anchorlora.train.judge import Comparison
-from anchorlora.train.kept import (
-    CAPACITY,
-    MOST_PROBES,
-    MOST_ROWS,
-    OWN_SHARE,
-    PROBES,
-    ROWS,
-    Kept,
-    capacity,
-    cores_of_layers,
-    facts_of_joined,
-    hold_out,
-    joined_cores_in,
-    new_cores,
-    read_kept,
-    row_of,
-    rows_of_file,
-    write_joined_cores,
-)
-from anchorlora.train.request import (
-    CORES,
-    MEMORY,
-    OLD_TEXT,
-    SELF,
-    UNREAD,
-    SkillRequest,
-    default_recipe,
-    earlier_sources,
-    leaves_cores,
-    reads_cores,
-)
+from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, UNREAD, SkillRequest, earlier_sources, leaves_cores, reads_cores
 
 SCORES, FACTS = "scores.json", "facts.json"
 OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
@@ -121,7 +95,7 @@ class Teaching:
         """Tell callbacks how far something is."""
         telling(self.callbacks)(what, done, total)
 
-    def begin(self, what: str) -> Callable[[int, int], None]:
+    def begin(self, what: str) -> Watch:
         """Say what begins, and return what is told how far it is."""
         self.say(what)
         return partial(self.tell, what)
@@ -132,29 +106,29 @@ class Teaching:
 
     def kept_scores(self, adapted: Any, recipe: Recipe) -> dict[str, list[dict[str, Any]]]:
         """Return the scores of a model on the probes of everything that is kept."""
-        kept = facts_in(self.folder)["kept"]
-        probes = {part["name"]: probes_in(self.folder / "before", part["name"]) for part in kept if part["probes"]}
+        parts = facts_in(self.folder)["kept"]
+        probes = {part["name"]: probes_in(self.folder / "before", part["name"]) for part in parts if part["probes"]}
         return score_tasks(self.session, adapted, probes, recipe, self.say, self.tell)
 
 
 def before(teaching: Teaching) -> None:
     """Write `before/`: the cores of what is kept, what the method remembers of it, and scores of the model as it was."""
     request, method, folder, session = teaching.request, teaching.method, teaching.folder, teaching.session
-    recipe = default_recipe().changed(request.settings)
+    recipe = request.asked
     teaching.say(f"loading {request.base_model.model}")
     adapted, tokenizer = teaching.adapted(), session.tokenizer
-    kept = parts_of(request, method, rows_in(folder), adapted)
+    parts = parts_of(request, method, rows_in(folder), adapted)
     if note := template_note(request.base_model, tokenizer, request.adapter):
         teaching.say(note)
     room = session.room(recipe.training.max_tokens)
-    of_run = {"targets": targets_of(request, session), "checkpointing": checkpoints(request, session)}
+    of_run = facts_of_run(request, session)
     request.recipe(folder, method, of_run)  # what does not go together is refused before text is written and read
-    for part in kept:
+    for part in parts:
         if part.source == SELF:
             _write_own_text(teaching, part, adapted, room)
     union: dict[str, JoinedCore] = {}
-    memory: Mapping[str, Tensor] = next((part.memory for part in kept if part.memory is not None), {})
-    for part in kept:
+    memory: Mapping[str, Tensor] = next((part.memory for part in parts if part.memory is not None), {})
+    for part in parts:
         if method.reads_past and (part.unread or part.memory is None):
             watch = teaching.begin(f"reading what answers depend on in {part.name}")
             elsewhere = bool(part.unread) and part.source != request.after  # learned by an adapter that is not trained further
@@ -167,27 +141,29 @@ def before(teaching: Teaching) -> None:
             continue
         if part.cores is None:
             made = _cores(session, adapted, part.samples, recipe, teaching.begin(f"finding what to protect of {part.name}"))
-            part.facts, cores = {**part.facts, **made.origin}, new_cores(part.name, made.layers)
+            part.facts, cores = {**part.facts, **made.origin}, kept.new_cores(part.name, made.layers)
         elif any(part.name in core.energy for core in union.values()):
             continue  # one run's cores stand for all that it kept
         else:
-            cores = cores_of_layers(part, adapted)
+            cores = kept.cores_of_layers(part, adapted)
         union = joined_within(union, cores, asked=recipe.features.energy)
     for layer, core in union.items() if reads_cores(method) else ():
         core.refuse_full(layer)
     with sealed_folder(folder / "before") as temporary:
-        (temporary / PROBES).mkdir()
-        for part in kept:
+        (temporary / kept.PROBES).mkdir()
+        for part in parts:
             if part.probes:
-                write_lines(temporary / PROBES / f"{part.name}.jsonl", part.probes)
+                write_lines(temporary / kept.PROBES / f"{part.name}.jsonl", part.probes)
         if union:
-            write_joined_cores(temporary, union, origin={"kept": [part.name for part in kept]})
+            kept.write_joined_cores(temporary, union, origin={"kept": [part.name for part in parts]})
         facts: dict[str, Any] = {
-            "kept": [{"name": p.name, "source": p.source, "probes": len(p.probes), **facts_of_joined(p, union)} for p in kept],
+            "kept": [
+                {"name": p.name, "source": p.source, "probes": len(p.probes), **kept.facts_of_joined(p, union)} for p in parts
+            ],
             **of_run,
         }
         if method.rehearsal:
-            write_lines(temporary / OLD_TEXT, [row for part in kept for row in part.old_text or map(row_of, part.samples)])
+            write_lines(temporary / OLD_TEXT, [row for part in parts for row in part.old_text or map(row_of, part.samples)])
         if method.reads_past:
             write_tensors(temporary / MEMORY, memory)
         if method.provided_cores is not None:
@@ -196,7 +172,7 @@ def before(teaching: Teaching) -> None:
             energy = mean(layer_core.retained_energy for layer_core in protected)
             facts["memory"] = {"directions": directions, "energy": energy}
         write_text(temporary / FACTS, json.dumps(facts, indent=1))
-        tasks = {request.name: teaching.files, **{p.name: probes_in(temporary, p.name) for p in kept if p.probes}}
+        tasks = {request.name: teaching.files, **{p.name: probes_in(temporary, p.name) for p in parts if p.probes}}
         scores = score_tasks(session, adapted, tasks, recipe, teaching.say, teaching.tell)
         add_first(request.after, scores)
         write_text(temporary / SCORES, json.dumps(scores))
@@ -207,8 +183,8 @@ def add_first(after: str | None, scores: Mapping[str, list[dict[str, Any]]]) -> 
     if after is None:
         return
     folder = Path(after) / SKILL
-    then, kept = scores_in(folder, "before"), {part["name"] for part in facts_in(folder)["kept"]}
-    for name in scores.keys() & then.keys() & kept:
+    then, names = scores_in(folder, "before"), {part["name"] for part in facts_in(folder)["kept"]}
+    for name in scores.keys() & then.keys() & names:
         first = {(row["prompt_sha256"], row["gold"]): row.get("first", row["metrics"]) for row in then[name]}
         for row in scores[name]:
             metrics = first.get((row["prompt_sha256"], row["gold"]), {})
@@ -216,20 +192,20 @@ def add_first(after: str | None, scores: Mapping[str, list[dict[str, Any]]]) -> 
                 row["first"] = metrics
 
 
-def parts_of(request: SkillRequest, method: Method, rows: Sequence[Mapping[str, Any]], adapted: Any) -> list[Kept]:
+def parts_of(request: SkillRequest, method: Method, rows: Sequence[Mapping[str, Any]], adapted: Any) -> list[kept.Kept]:
     """Return everything that is kept; a memory of other layers than those that are adapted is refused."""
     unfit = {row["name"]: row.get("unfit", ()) for row in rows}
-    kept = [part for source in earlier_sources(request) for part in read_kept(source, request.keep_columns, unfit)]
-    for part in kept if method.reads_past else ():
+    parts = [part for source in earlier_sources(request) for part in kept.read_kept(source, request.keep_columns, unfit)]
+    for part in parts if method.reads_past else ():
         if part.memory is not None and not all(f"{INPUTS}/{layer}" in part.memory for layer in lora_layers(adapted)):
             raise InvalidValue(
                 f"{part.source} remembers what its answers depend on at fewer layers than are adapted now; give its --targets, or "
                 "keep its text with --keep FILE"
             )
-    return kept
+    return parts
 
 
-def _write_own_text(teaching: Teaching, part: Kept, adapted: Any, room: int) -> None:
+def _write_own_text(teaching: Teaching, part: kept.Kept, adapted: Any, room: int) -> None:
     """Let the model write texts of its own, as what is kept."""
     request, tokenizer = teaching.request, teaching.session.tokenizer
     teaching.say(f"writing {request.own} texts of its own")
@@ -245,7 +221,7 @@ def _write_own_text(teaching: Teaching, part: Kept, adapted: Any, room: int) -> 
         watch=lambda texts: teaching.tell("writing texts of its own", texts, request.own),
     )
     samples, ends = read_samples(rows), ends_of(adapted)
-    part.samples, part.probes = hold_out(part.name, samples, share=OWN_SHARE)
+    part.samples, part.probes = kept.hold_out(part.name, samples, share=kept.OWN_SHARE)
     counts, _ = count_rows(part.name, samples, Encoder(tokenizer, max_tokens=room, ends=ends), measured=True)
     counts = {"name": part.name, "source": SELF, "use": "kept", **counts, "held_out": len(part.probes)}
     part.facts |= {"rows": counts, "own": defects(rows, stops=stop_ids(tokenizer, ends))}
@@ -260,26 +236,26 @@ def after(teaching: Teaching, recipe: Recipe, *, left: bool) -> None:
         source, earlier = teaching.files, folder / "before"
         if leaves_cores(request, method):
             watch = teaching.begin(f"finding what a later skill must protect of {request.name}")
-            samples = islice(source.rows_of(request.name, "train"), MOST_ROWS)  # what is held out measures a later skill
+            samples = islice(source.rows_of(request.name, "train"), kept.MOST_ROWS)  # what is held out measures a later skill
             made = _cores(session, adapted, samples, recipe, watch)
-            kept = [part["name"] for part in facts_in(folder)["kept"]]
-            union = joined_cores_in(earlier, kept) if (earlier / CORES).exists() else {}
-            union = joined_within(union, new_cores(request.name, made.layers), asked=recipe.features.energy)
-            write_joined_cores(temporary, union, origin=dict(made.origin))
+            names = [part["name"] for part in facts_in(folder)["kept"]]
+            union = kept.joined_cores_in(earlier, names) if (earlier / CORES).exists() else {}
+            union = joined_within(union, kept.new_cores(request.name, made.layers), asked=recipe.features.energy)
+            kept.write_joined_cores(temporary, union, origin=dict(made.origin))
             if reads_cores(method):
-                write_text(temporary / CAPACITY, json.dumps(capacity(union), indent=1))
+                write_text(temporary / kept.CAPACITY, json.dumps(kept.capacity(union), indent=1))
         if method.reads_past:
             link(temporary / MEMORY, RunDirectory(teaching.out).remembered(1))
         if left:
-            learned = list(islice(source.rows_of(request.name, "train"), MOST_ROWS))
+            learned = list(islice(source.rows_of(request.name, "train"), kept.MOST_ROWS))
             examples = sum(c.examples for c in method.constraints if isinstance(c, AnswerSensitivity))
             write_lines(temporary / UNREAD, [row_of(learned[i]) for i in spread(len(learned), examples)])
         if method.rehearsal:
             own = islice(source.rows_of(request.name, "train"), method.rehearsal.memory)
-            write_lines(temporary / OLD_TEXT, [*rows_of_file(earlier / OLD_TEXT), *map(row_of, own)])
-        (temporary / PROBES).mkdir()
-        tests = islice(source.rows_of(request.name, "test"), MOST_PROBES)
-        write_lines(temporary / PROBES / f"{request.name}.jsonl", map(row_of, tests))
+            write_lines(temporary / OLD_TEXT, [*kept.rows_of_file(earlier / OLD_TEXT), *map(row_of, own)])
+        (temporary / kept.PROBES).mkdir()
+        tests = islice(source.rows_of(request.name, "test"), kept.MOST_PROBES)
+        write_lines(temporary / kept.PROBES / f"{request.name}.jsonl", map(row_of, tests))
 
 
 def score_tasks(
@@ -342,7 +318,7 @@ def files_of(request: SkillRequest) -> TextFiles:
 
 def probes_in(folder: Path, name: str) -> TextFiles:
     """Return the probes of something that is kept, as a task that is only tested."""
-    path = str(folder / PROBES / f"{name}.jsonl")
+    path = str(folder / kept.PROBES / f"{name}.jsonl")
     return TextFiles({name: TextSource(path, test=path, reader=partial(samples_in, mixed=True))})
 
 
@@ -353,7 +329,7 @@ def facts_in(folder: Path) -> dict[str, Any]:
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:
     """Return how many rows each source of text has, and of how many of them what; none where an earlier version did not count."""
-    file = folder / ROWS
+    file = folder / kept.ROWS
     rows = read_file(file, list[dict[str, Any]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED) if file.is_file() else []
     own = [part["rows"] for part in facts_in(folder)["kept"] if "rows" in part] if (folder / "before").is_dir() else []
     return rows + own
@@ -364,28 +340,30 @@ def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
     return read_file(folder / stage / SCORES, dict[str, list[dict[str, Any]]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED)
 
 
-def _cores(
-    session: Session, adapted: Any, samples: Iterable[Sample], recipe: Recipe, watch: Callable[[int, int], None]
-) -> MadeCores:
+def scores_after(run: Path, name: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the scores with the adapter that a run trained: of what is kept, and of the skill as the run tested it."""
+    predictions = read_predictions(RunFolder(run).task(1, name).predictions)
+    return scores_in(run / SKILL, "after") | {name: [row.model_dump() for row in predictions]}
+
+
+def _cores(session: Session, adapted: Any, samples: Iterable[Sample], recipe: Recipe, watch: Watch) -> MadeCores:
     f = recipe.features
     rule = CoreRule(f.rows, f.energy, f.at_least, f.at_most, max_tokens=session.room(recipe.training.max_tokens), spread=True)
     return cores_of_samples(adapted, session.tokenizer, list(samples), rule, device=session.loaded.device, watch=watch)
 
 
-def targets_of(request: SkillRequest, session: Session) -> Any:
-    """Return the modules to adapt: those of the old adapter, those that were asked for, or all linear layers."""
+def facts_of_run(request: SkillRequest, session: Session) -> dict[str, Any]:
+    """Return the modules to adapt, and whether memory is so short that the backward pass computes activations again.
+
+    The modules are those of the old adapter, those that were asked for, or all linear layers.
+    """
+    targets: Any = request.targets or ALL_LINEAR
     if request.adapter is not None:
-        return sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter, beside={})})
-    return request.targets or ALL_LINEAR
-
-
-def checkpoints(request: SkillRequest, session: Session) -> bool:
-    """Return True if training has to compute activations again in the backward pass, for want of memory."""
-    targets = targets_of(request, session)
-    recipe = default_recipe().model_copy(update={"base_model": request.base_model})
+        targets = sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter, beside={})})
+    recipe = request.asked
     adapter = recipe.adapter.model_copy(update={"targets": targets if isinstance(targets, str) else tuple(targets)})
-    recipe = recipe.model_copy(update={"adapter": adapter}).changed(request.settings)
-    return needs_checkpointing(recipe, session.loaded.device)
+    recipe = recipe.model_copy(update={"adapter": adapter})
+    return {"targets": targets, "checkpointing": needs_checkpointing(recipe, session.loaded.device)}
 
 
 def change_on(data: str | Path, before: Path, after: Path, *, model: str | None = None) -> dict[str, Any]:

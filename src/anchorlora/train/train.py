@@ -9,17 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anchorlora.adapters import NOTHING, read_adapter
-from anchorlora.config import Recipe
-from anchorlora.constraints import Freeze
 from anchorlora.continual.callback import RunCallback, Tell
 from anchorlora.data import Encoder, TextFiles
 from anchorlora.data.holdout import RowHashes
 from anchorlora.data.templates import refuse_deaf
 from anchorlora.errors import AnchorloraError, Interrupted, InvalidType, InvalidValue, MissingExtra, Stopped, UnknownName
 from anchorlora.methods import METHODS, Method
-from anchorlora.methods.gated import GatedPerTask
-from anchorlora.models.hub import is_path
 from anchorlora.models.load import configured_ends, tokenizer_of
 from anchorlora.models.own_text import most_tokens, refuse_too_large
 from anchorlora.models.session import Session
@@ -29,54 +24,14 @@ from anchorlora.runs.run import run_sequence
 from anchorlora.store.files import new_folder, write_text
 from anchorlora.store.json import read_file
 from anchorlora.store.lock import Lease
-from anchorlora.store.predictions import read_predictions
 from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.seal import sealed_folder
-from anchorlora.train import price
-from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, refuse_nonlinear, rows_tested
+from anchorlora.train import price, sealed, stages
+from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, rows_tested
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
 from anchorlora.train.kept import OWN_SHARE, count_kept, refuse_repeated
-from anchorlora.train.request import (
-    CORES,
-    EXACT,
-    FRESH,
-    MEMORY,
-    OLD_TEXT,
-    SELF,
-    SkillRequest,
-    default_recipe,
-    earlier_skills,
-    earlier_sources,
-    leaves_rows,
-    reads_cores,
-)
-from anchorlora.train.sealed import (
-    REQUEST,
-    claim,
-    compare_inputs,
-    forget,
-    refuse_damaged_past,
-    refuse_others,
-    request_in,
-    seal_skill,
-    settle,
-)
-from anchorlora.train.stages import (
-    ALL_LINEAR,
-    SCORES,
-    Say,
-    Teaching,
-    after,
-    before,
-    checkpoints,
-    facts_in,
-    files_of,
-    parts_of,
-    rows_in,
-    scores_in,
-    targets_of,
-)
+from anchorlora.train.request import REQUEST, SELF, SkillRequest, earlier_sources, leaves_rows, refuse_early
 from anchorlora.train.verdict import Verdict, verdict_of
 
 UNPROTECTED = "unprotected"
@@ -89,7 +44,7 @@ def train_skill(
     methods: Mapping[str, Method],
     callbacks: Sequence[RunCallback] = (),
     stop: Stop | None = None,
-    say: Say = lambda sentence: None,
+    say: stages.Say = lambda sentence: None,
     execution: Mapping[str, Any] | None = None,
     margin: Margin = DEFAULT_MARGIN,
 ) -> Verdict:
@@ -99,42 +54,42 @@ def train_skill(
     directory of the same request goes on where it stopped.
     """
     if not (out / SKILL / REQUEST).exists():
-        refuse_others(request, out)
-        _refuse_early(request, request.method_in(methods))
-    request = settle(request, out)
-    refuse_others(request, out)
+        sealed.refuse_others(request, out)
+        refuse_early(request, request.method_in(methods))
+    request = sealed.settle(request, out)
+    sealed.refuse_others(request, out)
     if RunFolder(out).is_taught:
         return _read_verdict(request, out, margin)
-    _refuse_early(request, request.method_in(methods))
+    refuse_early(request, request.method_in(methods))
     with _alone(out) as lease, lease.lent():
         if RunFolder(out).is_taught:  # another process has finished it meanwhile
-            refuse_others(request, out)
+            sealed.refuse_others(request, out)
             return _read_verdict(request, out, margin)
-        teaching = Teaching(request, out, request.method_in(methods), _session(request), files_of(request), say, callbacks)
+        method, files = request.method_in(methods), stages.files_of(request)
+        teaching = stages.Teaching(request, out, method, _session(request), files, say, callbacks)
         _teach(teaching, lease, stop=stop, execution=execution or {})
         lease.check()
         verdict = _judge(request, out, margin)
         write_text(RunFolder(out).verdict, json.dumps(verdict.as_dict(), indent=1) + "\n")
-        seal_skill(request, out)
+        sealed.seal_skill(request, out)
         return verdict
 
 
 def price_skill(request: SkillRequest, out: Path, *, methods: Mapping[str, Method]) -> price.Price:
     """Return what teaching a skill will take, or refuse what `train_skill` would refuse; nothing is written."""
-    _refuse_early(request, request.method_in(methods))
-    request = settle(request, out)
-    refuse_others(request, out)
+    refuse_early(request, request.method_in(methods))
+    request = sealed.settle(request, out)
+    sealed.refuse_others(request, out)
     method = request.method_in(methods)  # with the numbers of the skill before
-    refuse_damaged_past(request)
-    files, session = files_of(request), _session(request)
+    sealed.refuse_damaged_past(request)
+    files, session = stages.files_of(request), _session(request)
     rows = _count_rows(request, files)
     began = price.clock()
-    parts_of(request, method, rows, session.adapted(request.adapter, targets=request.targets or ALL_LINEAR))
+    parts = stages.parts_of(request, method, rows, session.adapted(request.adapter, targets=request.targets or stages.ALL_LINEAR))
     loading = price.clock() - began
-    facts = {"targets": targets_of(request, session), "checkpointing": checkpoints(request, session)}
-    recipe = request.recipe(out / SKILL, method, facts)
+    recipe = request.recipe(out / SKILL, method, stages.facts_of_run(request, session))
     left = leaves_rows(request, method, recipe.adapter.rank)
-    return price.price_of(request, method, recipe, session, files, rows, loading=loading, left=left)
+    return price.price_of(request, method, recipe, session, files, rows, parts, loading=loading, left=left)
 
 
 def _read_verdict(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
@@ -149,20 +104,22 @@ def _read_verdict(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
 def _judge(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
     """The verdict on a skill that was taught, from the files of its directory."""
     folder = out / SKILL
-    then, now = scores_in(folder, "before"), scores_in(folder, "after") | {request.name: _predictions(out, request.name)}
-    twins = _twins_scores(folder, request) if request.compare else None
-    for later in (now, twins or {}):
-        _refuse_other_examples(out, then, later)
+    then, now = stages.scores_in(folder, "before"), stages.scores_after(out, request.name)
+    twins = stages.scores_after(folder / UNPROTECTED, request.name) if request.compare else None
+    for later in (now, twins or {}):  # an interval over the same examples needs the same examples
+        for name in then.keys() & later.keys():
+            if [row["prompt_sha256"] for row in then[name]] != [row["prompt_sha256"] for row in later[name]]:
+                raise InvalidValue(f"{out}: {name} was tested on other examples before than after; begin again with another --out")
     return verdict_of(
         request,
         read_record(RunFolder(out).record_file),
-        facts=facts_in(folder),
+        facts=stages.facts_in(folder),
         before=then,
         after=now,
         unprotected=twins,
         adapter=RunFolder(out).adapter,
         margin=margin,
-        rows=rows_in(folder),
+        rows=stages.rows_in(folder),
         budget=budget_in(folder),
     )
 
@@ -190,87 +147,65 @@ def _alone(out: Path) -> Iterator[Lease]:
 
 
 def _session(request: SkillRequest) -> Session:
-    asked = default_recipe().model_copy(update={"base_model": request.base_model}).changed(request.settings)
-    return Session(asked.base_model, adapter=request.adapter)
+    return Session(request.asked.base_model, adapter=request.adapter)
 
 
-def _teach(teaching: Teaching, lease: Lease, *, stop: Stop | None, execution: Mapping[str, Any]) -> None:
+def _teach(teaching: stages.Teaching, lease: Lease, *, stop: Stop | None, execution: Mapping[str, Any]) -> None:
     """Do what is left of teaching a skill: what is kept, the run, the same again."""
     request, out, folder, method = teaching.request, teaching.out, teaching.folder, teaching.method
     begins = not (folder / "before").is_dir()
     try:
-        claim(request, out, partial(_count_rows, request, teaching.files, teaching.tell))
+        sealed.claim(request, out, partial(_count_rows, request, teaching.files, teaching.tell))
         if begins:
-            before(teaching)
-            compare_inputs(request, folder)
+            stages.before(teaching)
+            sealed.compare_inputs(request, folder)
     except AnchorloraError as error:
         if not (folder / "before").is_dir() and not isinstance(error, Interrupted):  # own text that is written stays
-            forget(request, out)
+            sealed.forget(request, out)
         raise
 
     def checked() -> None:
         """The directory is still ours, and what the command reads is what it was."""
         lease.check()
-        compare_inputs(request, folder)
+        sealed.compare_inputs(request, folder)
 
-    recipe = request.recipe(folder, method, facts_in(folder))
+    recipe = request.recipe(folder, method, stages.facts_in(folder))
     left = leaves_rows(request, method, recipe.adapter.rank)
 
-    def run(how: Method, recipe: Recipe, directory: Path, *more: RunCallback, numbers: Mapping[str, float] = NOTHING) -> None:
-        """Train the skill with a method, in a directory of its own."""
-        run_sequence(
-            recipe,
-            how,
-            order=[request.name],
-            seed=request.seed,
-            out=directory,
-            settings=numbers,
-            source=teaching.files,
-            session=teaching.session,
-            callbacks=[*teaching.callbacks, *more],
-            stop=stop,
-            leave_last=left,
-            **execution,
-        )
-
+    skill: dict[str, Any] = {"order": [request.name], "seed": request.seed, "source": teaching.files, "session": teaching.session}
+    skill |= {"stop": stop, "leave_last": left, **execution}
     teaching.say("training")
     try:
         if request.budget is not None:
             refuse_few(rows_tested(folder, recipe.tasks.test_limit))
+        callbacks = [*teaching.callbacks, *([] if request.budget is None else [WithinBudget(teaching)])]
         numbers = request.numbers_in({request.method: method})
-        run(method, recipe, out, *([] if request.budget is None else [WithinBudget(teaching)]), numbers=numbers)
+        run_sequence(recipe, method, out=out, settings=numbers, callbacks=callbacks, **skill)
     except (InvalidValue, InvalidType, UnknownName, MissingExtra) as error:
         if begins and not isinstance(error, Stopped):  # so that what is mended can be asked for in the same place
-            forget(request, out)
+            sealed.forget(request, out)
         raise
     checked()
     _publish(out, request)
     if not (folder / "after").is_dir():
-        after(teaching, recipe, left=left)
+        stages.after(teaching, recipe, left=left)
         checked()
     if request.compare:
         teaching.say("training without protection")
         start = recipe.start.model_copy(update={"old_cores": None, "old_memory": None, "old_text": None})
-        twin = folder / UNPROTECTED
-        run(METHODS.baseline(method.plan.family), recipe.model_copy(update={"start": start}), twin)
+        twin, plain = folder / UNPROTECTED, METHODS.baseline(method.plan.family)
+        run_sequence(recipe.model_copy(update={"start": start}), plain, out=twin, callbacks=teaching.callbacks, **skill)
         if not (twin / SKILL / "after").is_dir():
             adapted = teaching.session.adapted(RunFolder(twin).task(1, request.name).adapter)
             scores = teaching.kept_scores(adapted, recipe)
             with sealed_folder(twin / SKILL / "after") as temporary:
-                write_text(temporary / SCORES, json.dumps(scores))
+                write_text(temporary / stages.SCORES, json.dumps(scores))
         checked()
-
-
-def _refuse_other_examples(out: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """An interval over the same examples needs the same examples."""
-    for name in then.keys() & now.keys():
-        if [row["prompt_sha256"] for row in then[name]] != [row["prompt_sha256"] for row in now[name]]:
-            raise InvalidValue(f"{out}: {name} was tested on other examples before than after; begin again with another --out")
 
 
 def _count_rows(request: SkillRequest, files: TextFiles, tell: Tell = lambda what, done, total: None) -> list[dict[str, Any]]:
     """Count the rows of each source of text; refuse rows and own texts that the tokenizer alone shows to be impossible."""
-    base, recipe = request.base_model, default_recipe().changed(request.settings)
+    base, recipe = request.base_model, request.asked
     tokenizer, room = tokenizer_of(base, adapter=request.adapter), recipe.training.max_tokens
     name, encoder = request.name, Encoder(tokenizer, max_tokens=room, ends=configured_ends(base))
     files.look_through(name, partial(tell, f"looking through rows of {name}"))
@@ -289,64 +224,16 @@ def _count_rows(request: SkillRequest, files: TextFiles, tell: Tell = lambda wha
             held = files.held_out(name) if use == "learned" else totals["read"]
             rows.append({"name": name, "source": data, "use": use, **totals, "held_out": held})
     sources = earlier_sources(request)
-    learned = RowHashes(name) if {*sources} <= {SELF} else files.learned(name)
+    learned = RowHashes(name, () if {*sources} <= {SELF} else files.rows_of(name, "train"))
     kept = [part for source in sources for part in count_kept(source, request.keep_columns, encoder, learned)]
     held_out = [(part["name"], part["held_out"]) for part in kept]
     held_out += [(SELF, max(1, request.own // OWN_SHARE)) for source in request.keep if source == SELF]
     refuse_repeated([kept_name for kept_name, _ in held_out], name)
     if request.budget is not None:
-        limit = default_recipe().changed(request.settings).tasks.test_limit
+        limit = recipe.tasks.test_limit
         refuse_few({kept_name: min(rows_of, limit or rows_of) for kept_name, rows_of in held_out})
     most = recipe.evaluation.max_new_tokens  # of an answer that is scored, beside its end
     return [counts | ({"generated": most} if counts["longest"] > most + 1 else {}) for counts in rows + kept]
-
-
-def _refuse_early(request: SkillRequest, method: Method) -> None:
-    """Refuse what would show only after the model is loaded."""
-    if request.budget is not None:
-        refuse_nonlinear(request, method)
-    skills = earlier_skills(request)
-    for asked, left, needs, lacks in (
-        (reads_cores(method), CORES, "protects directions that layers read", "leaves none"),
-        (method.reads_past, MEMORY, "needs what answers depend on", "does not remember it"),
-        (method.rehearsal is not None, OLD_TEXT, "trains on old text again", "keeps none"),
-    ):
-        without = next((skill for skill in skills if asked and not (skill / left).is_file()), None)
-        if without is not None:
-            there = ((CORES, EXACT), (MEMORY, FRESH))
-            instead = next((name for file, name in there if (without / file).is_file()), METHODS.baseline("cumulative").name)
-            raise InvalidValue(
-                f"{method.name} {needs}, and {without.parents[1]} was trained by a method that {lacks}; give its text with --keep "
-                f"FILE instead, or continue with --method {instead}"
-            )
-    frozen = {part.factor for part in method.constraints if isinstance(part, Freeze)}
-    if method.plan.family == "shared" and "B" in frozen:
-        old = {} if request.adapter is None else read_adapter(request.adapter, beside={})
-        if not any(factors.B.any() for factors in old.values()):
-            instead = "give --adapter, --after, or" if request.adapter is None else "leave --same-size out, or"
-            raise InvalidValue(
-                f"{method.name} trains A alone, and B of {request.adapter or 'a new adapter'} is zero, so nothing would be "
-                f"learned; {instead} take --method inc-lora-hard"
-            )
-    if request.adapter is not None and isinstance(method.plan, GatedPerTask):
-        raise InvalidValue(
-            f"{method.name} weighs earlier blocks by gates, which no adapter holds; take --method {EXACT}, or keep text with "
-            "--keep FILE and leave the adapter out"
-        )
-    if method.reads_past and len(skills) > 1:
-        one, other = (skill.parents[1] for skill in skills[:2])
-        raise InvalidValue(
-            f"{one} and {other} each remember what their answers depend on, and {method.name} continues from one memory; "
-            "keep one of them by its text, with --keep FILE"
-        )
-    if request.after is None:
-        return
-    earlier = Path(request.after) / SKILL / REQUEST
-    if not earlier.is_file():
-        raise InvalidValue(f"{request.after} is not the --out of an earlier anchorlora train; give one, or --adapter and --keep")
-    was, now = request_in(earlier).base_model.model, request.base_model.model
-    if was != now and not (was and now and is_path(was) and is_path(now)):
-        raise InvalidValue(f"{request.after} was trained on {was}, and this is {now}; continue with the same model")
 
 
 def _publish(out: Path, request: SkillRequest) -> None:
@@ -358,12 +245,3 @@ def _publish(out: Path, request: SkillRequest) -> None:
         for file in made.iterdir():
             (temporary / file.name).write_bytes(file.read_bytes())
         tokenizer_of(request.base_model, adapter=request.adapter).save_pretrained(temporary)
-
-
-def _predictions(run: Path, name: str) -> list[dict[str, Any]]:
-    return [row.model_dump() for row in read_predictions(RunFolder(run).task(1, name).predictions)]
-
-
-def _twins_scores(folder: Path, request: SkillRequest) -> dict[str, list[dict[str, Any]]]:
-    twin = folder / UNPROTECTED
-    return scores_in(twin / SKILL, "after") | {request.name: _predictions(twin, request.name)}

@@ -22,16 +22,7 @@ from anchorlora.store.adapter_config import read_config
 from anchorlora.store.json import loads
 from anchorlora.store.record import Record
 from anchorlora.store.run_folder import SKILL
-from anchorlora.train.judge import (
-    DEFAULT_MARGIN,
-    Change,
-    Comparison,
-    Judged,
-    JudgedKept,
-    Margin,
-    judge_kept,
-    judge_learned,
-)
+from anchorlora.train.judge import DEFAULT_MARGIN, Change, Comparison, Judged, JudgedKept, Margin, judge_kept, judge_learned
 from anchorlora.train.kept import CAPACITY
 from anchorlora.train.request import SELF, SkillRequest
 
