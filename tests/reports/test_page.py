@@ -118,7 +118,7 @@ HOSTILE = '<script>alert(1)</script><img src=x onerror="x">'
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """A grid and a trace in which every word that a record, a trace or a score may choose is hostile; its folder has their report."""
+    """Runs and a trace in which every word that a record, a trace or a score may choose is hostile, and their report."""
     tmp_path = tmp_path_factory.mktemp("hostile")
     words = {"definition": HOSTILE, "recipe": HOSTILE, "data": {HOSTILE: {"sha256": "a" * 64, "kind": HOSTILE}}}
     words |= {"host": {HOSTILE: HOSTILE}, "versions": {"anchorlora": HOSTILE}}
