@@ -225,6 +225,8 @@ def test_runs_go_on_where_they_stopped_and_the_table_tells_them(data, tmp_path, 
     monkeypatch.setattr(
         "anchorlora_lab.frontier.skills.Demand.met", lambda demand, text: 1.0
     )  # whatever is said, so that none is told
+    monkeypatch.setattr("anchorlora_lab.frontier.measures.ANSWER", 4)
+    monkeypatch.setattr("anchorlora_lab.frontier.subject.OWN_TOKENS", 16)
     monkeypatch.setattr("anchorlora_lab.frontier.tables.ABOVE_CHANCE", 80)  # of two questions, one is right by chance
     options = {"skill_names": ["labels"], "seeds": (1,), "sizes": SIZES, "say": lambda _: None}
     with pytest.raises(

@@ -5,7 +5,7 @@ import torch
 
 from anchorlora import Freeze, RoutingOverlap, protect
 from loops.cases import PLAIN, PLAIN_REFUSED
-from loops.setting import CLIP, SETTINGS, STEPS, adamw, fresh, learned, loss_of, schedule, steps_of, tokens, trained, verdict
+from loops.setting import CLIP, FEWER, SETTINGS, adamw, fresh, learned, loss_of, schedule, steps_of, tokens, trained, verdict
 
 optim = torch.optim
 MAKE = {
@@ -136,7 +136,7 @@ def test_unprotected_the_same_training_writes_on_the_core():
     setting = learned()
     optimizer, anchor = adamw(trained(setting.model)), setting.anchor()
     with protect(optimizer, anchor, [Freeze("B")]):
-        for _ in range(STEPS):
+        for _ in range(FEWER):
             backward(setting.model, optimizer, tokens(2))
             optimizer.step()
     rho, bound = verdict(anchor)

@@ -130,17 +130,17 @@ def test_training_that_is_taken_up_again_keeps_a_fresh_blocks_protection(given, 
     """The trainer loads the checkpoint first: the block's start is feasible, though B is no longer zero."""
     setting, row = SETTINGS["hard"](), TRAINER[1]
     stop = tmp_path / "stopped"
-    half = arguments(stop, row, save_strategy="steps", save_steps=30)
-    half.max_steps = 30
+    half = arguments(stop, row, save_strategy="steps", save_steps=10)
+    half.max_steps = 10
     callback = ProtectionCallback(setting.constraints if given else None, **setting.options())
     Trainer(setting.model, half, train_dataset=data(), callbacks=[callback]).train()
     again = SETTINGS["hard"]()
     callback = ProtectionCallback(again.constraints if given else None, **again.options())
     whole = arguments(stop, row)
-    whole.max_steps = 60
+    whole.max_steps = 20
     trainer = Trainer(again.model, whole, train_dataset=data(), callbacks=[callback])
-    trainer.train(resume_from_checkpoint=str(stop / "checkpoint-30"))
-    assert trainer.state.global_step == 60
+    trainer.train(resume_from_checkpoint=str(stop / "checkpoint-10"))
+    assert trainer.state.global_step == 20
     for layer in callback.anchor.layers:
         A = layer.factor("A").detach().double()
         assert float((A @ layer.core.basis.double()).norm()) <= 2 * torch.finfo(torch.float32).eps * float(A.norm())
@@ -199,6 +199,7 @@ def test_a_trainer_that_starts_over_with_smaller_batches_keeps_a_fresh_blocks_pr
     setting = SETTINGS["hard"]()
     callback = ProtectionCallback(**setting.options())
     settings = arguments(tmp_path, TRAINER[1], auto_find_batch_size=True)
+    settings.max_steps = 20
     trainer = OutOfMemoryOnce(setting.model, settings, train_dataset=data(), callbacks=[callback])
     trainer.train()
     assert (trainer.state.global_step, trainer._train_batch_size) == (settings.max_steps, 3)
@@ -358,7 +359,7 @@ def history_of(model):
     return {name: p.detach().clone() for name, p in model.named_parameters() if f".{HISTORY}." in name}
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("row", STAGES, ids=str)
 def test_a_second_stage_keeps_the_first_and_leaks_without_the_callback(row, note, tmp_path):

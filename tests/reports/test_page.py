@@ -36,7 +36,8 @@ def written(folder):
 def test_a_report_has_every_table_in_four_forms_and_every_figure(tmp_path, monkeypatch):
     for form in ("png", "pdf"):  # which take longest; test_figures draws them
         monkeypatch.setitem(style.WRITERS, form, lambda figure: lambda out, metadata: out.write(b"drawn"))
-    made.save(tmp_path / "runs/grid", *made.grid())
+    grid = made.grid(("seq-lora", "projected-lora", "sfor", "inc-lora", "o-lora", "o-lora-hard"), seeds=(38, 42))
+    made.save(tmp_path / "runs/grid", *grid)
     made.traced(tmp_path / "runs/traces")
     runs = find_runs([tmp_path / "runs"])
     page = write_report(runs, tmp_path / "report").page
@@ -44,7 +45,7 @@ def test_a_report_has_every_table_in_four_forms_and_every_figure(tmp_path, monke
     assert names >= {"main", "complete", "by-order", "by-seed", "seed-sd", "paired", "learning", "orders", "settings", "methods"}
     assert names >= {"components-shared", "components-cumulative", "drift", "cores", "invalid", "invalid-by-seed", "cost"}
     assert names >= {"mechanism-shared", "mechanism-shared-sd", "mechanism-cumulative", "mechanism-cumulative-sd", "violations"}
-    assert len([name for name in names if name.startswith("accuracy-")]) == 153
+    assert len([name for name in names if name.startswith("accuracy-")]) == len(grid) == 36
     assert written(tmp_path / "report/tables") == {f"{name}.{suffix}" for name in names for suffix in SUFFIXES}
     assert names >= {"forgetting", "gradients"}
     figures = {"stages", "heat", "accuracy", "aa-fm", "drift", "cores", "energy", "cost", "trajectories"}
@@ -55,7 +56,7 @@ def test_a_report_has_every_table_in_four_forms_and_every_figure(tmp_path, monke
     assert html.count("<script>") == 1
     assert "http" not in html.replace("http-equiv", "")
     rows = list(csv.reader(io.StringIO((tmp_path / "report/tables/main.csv").read_text())))
-    assert len(rows) == 18
+    assert len(rows) == 1 + 6
     comparisons = (tmp_path / "report/tables/comparisons.tex").read_text()
     assert "\\label{tab:comparisons}" in comparisons
 
@@ -92,7 +93,7 @@ def test_the_same_runs_make_the_same_files_in_whatever_order_they_are_found(tmp_
         assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes(), path
 
 
-def test_the_command_prints_the_main_tables_and_where_the_page_is(tmp_path, capsys):
+def test_the_command_prints_the_main_tables_and_where_the_page_is(tmp_path, capsys, without_pictures):
     made.save(tmp_path / "runs", *made.grid(("sfor",), ("order1",)))
     made.traced(tmp_path / "runs/traces", ("sfor", "o-lora"), (42,))
     assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
@@ -115,9 +116,10 @@ def test_a_whole_grid_is_reported_within_a_minute(tmp_path):
 HOSTILE = '<script>alert(1)</script><img src=x onerror="x">'
 
 
-@pytest.fixture
-def hostile(tmp_path):
-    """A grid and a trace in which every word that a record, a trace or a score may choose is hostile."""
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """Runs and a trace in which every word that a record, a trace or a score may choose is hostile, and their report."""
+    tmp_path = tmp_path_factory.mktemp("hostile")
     words = {"definition": HOSTILE, "recipe": HOSTILE, "data": {HOSTILE: {"sha256": "a" * 64, "kind": HOSTILE}}}
     words |= {"host": {HOSTILE: HOSTILE}, "versions": {"anchorlora": HOSTILE}}
     words["base_model"] = {"name": HOSTILE, "revision": None, "sha256": None, "parameters": 1, "dtype": HOSTILE}
@@ -134,11 +136,14 @@ def hostile(tmp_path):
     made.traced(tmp_path / "runs/trace", ("sfor",), (42,))
     (path,) = (tmp_path / "runs/trace").rglob("trace.jsonl")
     made.write_points(path, [p | {"penalties": {HOSTILE: 1.0}, "layers": {HOSTILE: {}}} for p in made.points("sfor", seed=42)])
-    return find_runs([tmp_path / "runs"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anchorlora_lab.report.page.FILES", ())
+        write_report(find_runs([tmp_path / "runs"]), tmp_path / "report")
+    return tmp_path
 
 
-def test_nothing_that_comes_from_a_record_becomes_an_element_or_a_load(hostile, tmp_path):
-    html = write_report(hostile, tmp_path / "report").page.read_text()
+def test_nothing_that_comes_from_a_record_becomes_an_element_or_a_load(hostile):
+    html = (hostile / "report/index.html").read_text()
     elements = Elements()
     elements.feed(html)
     policies = [attrs["content"] for tag, attrs in elements.found if attrs.get("http-equiv") == "Content-Security-Policy"]
@@ -226,9 +231,8 @@ def test_without_its_script_the_page_has_every_row_and_no_control(tmp_path, with
         assert part in script
 
 
-def test_nothing_that_comes_from_a_record_becomes_a_formula_markup_or_a_path(hostile, tmp_path):
-    write_report(hostile, tmp_path / "report")
-    for path in (tmp_path / "report/tables").iterdir():
+def test_nothing_that_comes_from_a_record_becomes_a_formula_markup_or_a_path(hostile):
+    for path in (hostile / "report/tables").iterdir():
         text = path.read_text()
         assert "<script" not in text or path.suffix in (".txt", ".csv"), path
         if path.suffix == ".tex":
@@ -236,15 +240,12 @@ def test_nothing_that_comes_from_a_record_becomes_a_formula_markup_or_a_path(hos
         if path.suffix == ".csv":
             cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
             assert not any(cell.startswith(("=", "@")) for cell in cells), path
-    for path in (tmp_path / "report/figures").glob("*.svg"):
+    for path in (hostile / "report/figures").glob("*.svg"):
         assert "<script" not in path.read_text(), path
-    rows = list(csv.reader(io.StringIO(writers.csv(triangle_table(hostile[0].record)))))
+    rows = list(csv.reader(io.StringIO(writers.csv(triangle_table(find_runs([hostile / "runs"])[0].record)))))
     assert rows[0][1] == rows[1][0] == "'=HYPERLINK(1)"
-    assert {p.parent for p in (tmp_path / "report").rglob("*") if p.is_file()} == {
-        tmp_path / "report",
-        tmp_path / "report/tables",
-        tmp_path / "report/figures",
-    }
+    files = [path for path in (hostile / "report").rglob("*") if path.is_file()]
+    assert {path.parent for path in files} == {hostile / "report", hostile / "report/tables", hostile / "report/figures"}
 
 
 def test_the_papers_values_are_left_out_of_every_table_where_asked(tmp_path, capsys, monkeypatch):

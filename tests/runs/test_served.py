@@ -74,14 +74,14 @@ def vllm(monkeypatch):
 def test_the_record_is_the_one_of_transformers(method, vllm, small_recipe, tmp_path, capsys):
     for backend in ("transformers", "vllm"):
         recipe = small_recipe.changed({"backend": backend})
-        run_sequence(recipe, METHODS[method], order=small.ORDER, seed=42, out=tmp_path / backend)
+        run_sequence(recipe, METHODS[method], order=small.ORDER[:2], seed=42, out=tmp_path / backend)
     ours, theirs = (read_record(tmp_path / backend / "record.json") for backend in ("transformers", "vllm"))
     assert theirs.accuracy == ours.accuracy
     assert [theirs.protocol["evaluation"].get("backend"), ours.protocol["evaluation"].get("backend")] == ["vllm", None]
     for path in sorted((tmp_path / "vllm").glob("tasks/*/predictions.jsonl")):
         assert path.read_text() == (tmp_path / "transformers" / path.relative_to(tmp_path / "vllm")).read_text()
     assert all(llm.asleep for llm in LLM.made)
-    assert sum(len(llm.adapters) for llm in LLM.made) == 6  # one of each task so far
+    assert sum(len(llm.adapters) for llm in LLM.made) == 3  # one of each task so far
 
 
 def test_an_engine_that_computes_something_else_stops_the_run(vllm, small_recipe, tmp_path, monkeypatch):

@@ -42,6 +42,14 @@ def folded(data, tmp_path_factory):
     return out
 
 
+@pytest.fixture(scope="module")
+def narrow(data, tmp_path_factory):
+    """The same on two layers of seven in each block."""
+    out = tmp_path_factory.mktemp("narrow") / "news"
+    assert taught(data, out, "fold-16", more=NARROW) == 0
+    return out
+
+
 def protected(out, method):
     """The core that the method makes of the memory on disk."""
     return {
@@ -202,7 +210,7 @@ def test_what_no_text_can_tell_is_refused_and_leaves_nothing(method, data, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_without_a_memory_and_two_with_one_are_refused(folded, data, tmp_path, capsys):
+def test_a_run_without_a_memory_and_two_with_one_are_refused(folded, narrow, data, tmp_path, capsys):
     for name in ("other", "bare"):
         shutil.copytree(folded, tmp_path / name)
     (tmp_path / "bare/skill/after/memory.safetensors").unlink()
@@ -210,9 +218,8 @@ def test_a_run_without_a_memory_and_two_with_one_are_refused(folded, data, tmp_p
     assert "was trained by a method that does not remember it" in capsys.readouterr().err
     assert taught(data, tmp_path / "out", "brake", new="questions", keep=[str(tmp_path / "other")], after=folded) == 2
     assert "brake continues from one memory" in capsys.readouterr().err
-    assert taught(data, tmp_path / "narrow", "fold-16", more=NARROW) == 0
     for more in ((), ("--dry-run",)):
-        assert taught(data, tmp_path / "out", "fold-16", new="questions", keep=[str(tmp_path / "narrow")], more=more) == 2
+        assert taught(data, tmp_path / "out", "fold-16", new="questions", keep=[str(narrow)], more=more) == 2
         assert "at fewer layers than are adapted now; give its --targets" in capsys.readouterr().err
     assert not (folded / "skill/after/cores.safetensors").exists()
     assert taught(data, tmp_path / "out", "inc-lora-hard", new="questions", keep=(), after=folded) == 2
@@ -220,10 +227,10 @@ def test_a_run_without_a_memory_and_two_with_one_are_refused(folded, data, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_after_a_run_without_cores_plain_lora_goes_on_and_leaves_none_either(folded, data, tmp_path, capsys):
+def test_after_a_run_without_cores_plain_lora_goes_on_and_leaves_none_either(narrow, data, tmp_path, capsys):
     first, second = tmp_path / "first", tmp_path / "second"
-    assert taught(data, first, "inc-lora", new="questions", keep=(), after=folded, more=("--dry-run",)) == 0
-    assert taught(data, first, "inc-lora", new="questions", keep=(), after=folded) == 0
+    assert taught(data, first, "inc-lora", new="questions", keep=(), after=narrow, more=("--dry-run",)) == 0
+    assert taught(data, first, "inc-lora", new="questions", keep=(), after=narrow) == 0
     assert taught(data, second, "seq-lora", keep=(), after=first, more=("--name", "again")) == 0
     assert [part["name"] for part in verdict(second)["kept"]] == ["questions", "news", "reviews"]
     assert not [*first.rglob("skill/*/cores.safetensors"), *second.rglob("skill/*/cores.safetensors")]
@@ -294,17 +301,17 @@ def test_the_method_that_nobody_named_follows_from_what_is_there(tmp_path):
     assert named(after=str(tmp_path / "exact"), keep=()) == named(keep=("self", str(tmp_path / "exact"))) == "inc-lora-hard"
 
 
-def test_a_first_skill_is_the_same_whatever_the_rank_of_the_history(folded, data, tmp_path):
-    assert taught(data, tmp_path / "wide", "fold-64") == 0
-    narrow, wide = (read_adapter(out / "adapter") for out in (folded, tmp_path / "wide"))
-    assert narrow.keys() == wide.keys()
-    for layer, factors in narrow.items():
+def test_a_first_skill_is_the_same_whatever_the_rank_of_the_history(narrow, data, tmp_path):
+    assert taught(data, tmp_path / "wide", "fold-64", more=NARROW) == 0
+    low, wide = (read_adapter(out / "adapter") for out in (narrow, tmp_path / "wide"))
+    assert low.keys() == wide.keys()
+    for layer, factors in low.items():
         assert torch.equal(factors.A, wide[layer].A)
         assert torch.equal(factors.B, wide[layer].B)
 
 
-def test_a_fold_keeps_the_size_of_the_adapter_that_it_goes_on_from(folded, data, tmp_path):
-    words = ["train", data["model"], "--data", data["questions"], "--after", str(folded), *FEW]
+def test_a_fold_keeps_the_size_of_the_adapter_that_it_goes_on_from(narrow, data, tmp_path):
+    words = ["train", data["model"], "--data", data["questions"], "--after", str(narrow), *FEW]
     for more, rank in (((), 24), (("--same-size",), 16)):
         assert main([*words, "--set", "rank=8", *more, "--out", str(tmp_path / str(rank))]) == 0
         record = json.loads((tmp_path / str(rank) / "record.json").read_text())
@@ -314,14 +321,14 @@ def test_a_fold_keeps_the_size_of_the_adapter_that_it_goes_on_from(folded, data,
     assert main(["train", data["model"], *again, *FEW, "--set", "rank=8"]) == 0  # what does not say it again may grow again
     assert {factors.rank for factors in read_adapter(tmp_path / "then/adapter").values()} == {24}
     old = ["--keep", data["reviews"], "--method", "fold-64", "--same-size"]  # a run is an adapter, too
-    assert main([*words[:4], "--adapter", str(folded), *old, *FEW, "--out", str(tmp_path / "old")]) == 0
+    assert main([*words[:4], "--adapter", str(narrow), *old, *FEW, "--out", str(tmp_path / "old")]) == 0
     assert {factors.rank for factors in read_adapter(tmp_path / "old/adapter").values()} == {16}
 
 
-def test_numbers_of_the_method_can_be_set_and_go_on_with_the_next_skill(folded, data, tmp_path, capsys):
+def test_numbers_of_the_method_can_be_set_and_go_on_with_the_next_skill(narrow, data, tmp_path, capsys):
     wide, then = ["--set", "FoldedPerTask.rank=20", "--set", "GradientStart.examples=9"], tmp_path / "then"
-    assert "GradientStart(16)" in json.loads((folded / "record.json").read_text())["method"]["parts"]
-    assert taught(data, tmp_path / "first", "fold-16", after=folded, keep=(), new="questions", more=wide) == 0
+    assert "GradientStart(16)" in json.loads((narrow / "record.json").read_text())["method"]["parts"]
+    assert taught(data, tmp_path / "first", "fold-16", after=narrow, keep=(), new="questions", more=wide) == 0
     again = {"after": tmp_path / "first", "keep": (), "new": "reviews"}
     assert taught(data, then, "fold-16", **again, more=["--name", "again"]) == 0
     for more in ((), ("--dry-run",)):  # the same command finds its own run
@@ -330,7 +337,7 @@ def test_numbers_of_the_method_can_be_set_and_go_on_with_the_next_skill(folded, 
         assert {factors.rank for factors in read_adapter(out / "adapter").values()} == {20}
         record = json.loads((out / "record.json").read_text())
         assert {"FoldedPerTask(20)", "GradientStart(9)"} <= {*record["method"]["parts"]}
-        refuse_leak(out, "fold-16", before=(folded if out.name == "first" else tmp_path / "first") / "adapter")
+        refuse_leak(out, "fold-16", before=(narrow if out.name == "first" else tmp_path / "first") / "adapter")
     capsys.readouterr()
     assert taught(data, then, "fold-16", **again, more=["--name", "again", "--set", "FoldedPerTask.rank=24"]) != 0
     assert "--set" in capsys.readouterr().err
