@@ -17,7 +17,7 @@ from anchorlora import AdaptedLayer, Anchor, Subspace, embedded, measure
 from anchorlora.adapters import AdapterStack
 from anchorlora.constraints import Constraint, Freeze, ProjectDisplacement, ProjectGradient, Retract, RoutingOverlap, protect
 from anchorlora.continual.batches import Window, example_mean, windows
-from anchorlora.continual.progress import Progress
+from anchorlora.continual.progress import Progress, tensors_of
 from anchorlora.data import Benchmark, Encoder
 from anchorlora.features.store import FeatureStore
 from anchorlora.geometry import Factors
@@ -147,7 +147,8 @@ def checkpoint() -> None:
         loop()  # fills the rows and the optimizer's state
 
         def save() -> None:
-            progress = Progress.of(loop.optimizer, rows, number=2, step=next(counted), steps=10**6, seconds=0.0)
+            tensors = tensors_of(loop.optimizer, rows, goes_on=True)
+            progress = Progress(2, next(counted), 0.0, tensors, dict(rows.stores))
             Checkpoint(Path(name), Path(name) / "trace.jsonl").write_progress(progress)
 
         times = side_by_side({"save": save, "step": loop}, rounds=20)
