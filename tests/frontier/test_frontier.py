@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from anchorlora.adapters import lora_layers
 from anchorlora.errors import InvalidValue, MissingExtra, UnknownName
+from anchorlora.methods import METHODS
 from anchorlora_lab.frontier.bench import BEFORE, EPOCHS, Run, append, bench, one, planned, read_records
 from anchorlora_lab.frontier.measures import Sizes
 from anchorlora_lab.frontier.rows import ROWS, Row
 from anchorlora_lab.frontier.skills import skills
 from anchorlora_lab.frontier.subject import RANK, Subject
 from anchorlora_lab.frontier.tables import chosen, chosen_rates, difference, frontier_tables, interval, picture, points_of
+from anchorlora_lab.frontier.training import Training
 
 SKILLS = ("labels", "card")
 SIZES = {"train": 8, "test": 4, "instructions": 2, "facts": 4, "choices": 2, "chats": 2, "passages": 2, "own": 4}
@@ -211,6 +213,26 @@ def test_self_distillation_trains_the_block_alone_on_short_answers_of_its_own_be
     with monkeypatch.context() as without, pytest.raises(MissingExtra, match="the row sdft needs TRL .* pip install -U trl"):
         without.setitem(sys.modules, "trl.experimental.sdft", None)
         one(subject, measures, run, skill, data)
+
+
+@pytest.mark.parametrize("method", ["fold-16", "inc-lora-hard"])
+def test_a_row_with_old_text_protects_what_the_old_chats_show_and_writes_none(method, tmp_path):
+    subject, row, kept = Subject.of("embedded:mini", tmp_path), Row("old", method, old=True), []
+    chats = [subject.encoded(i, f"What is {i} and {i}?", f"{2 * i} it is") for i in range(8)]
+    how = {"epochs": 1, "own": 8, "human": chats, "most": 4, "at_epoch": lambda epoch, seconds: kept.append(epoch)}
+    facts = Training(subject, row, 1e-3, 1, chats[:4], **how).run()
+    made = subject.memory if METHODS[method].reads_past else subject.cores
+    name = f"{made.__name__}-human.safetensors"
+    assert row.data == "old data"
+    assert kept == [1]
+    assert facts["kept_bytes"] > 0
+    assert {path.name for path in tmp_path.glob("*.safetensors")} == {name}, "and no text of its own"
+    assert not list(tmp_path.glob("own-*.json"))
+    of_these, _ = made(chats, "-again")
+    of_others, _ = made(chats[::2], "-others")
+    read = {use: (tmp_path / f"{made.__name__}{use}.safetensors").read_bytes() for use in ("-human", "-again", "-others")}
+    assert of_these.keys() == of_others.keys()
+    assert read["-human"] == read["-again"] != read["-others"]
 
 
 @pytest.mark.usefixtures("extra_eval")
