@@ -7,6 +7,8 @@ that are asked the same ones (old abilities in all, a new skill over seeds) are 
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -250,19 +252,31 @@ def picture(records: Sequence[Mapping[str, Any]]) -> Figure:
         if at_all := [(fmean(p.learned for p in at), fmean(p.kept for p in at)) for at in own if len(at) == len(shared)]:
             means[name] = at_all
     panels = [kind for kind in PANELS if any(data[name] == kind for name in means)]
-    figure = Figure(figsize=(1 + 4.4 * max(1, len(panels)), 5.2), layout="constrained")
+    figure = Figure(figsize=(1 + 4.4 * max(1, len(panels)), 6.2), layout="constrained")
     axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharex=True, sharey=True)[0]
+    color_of: dict[str, str] = {}  # of a method in all panels, with its marker
     for at, kind in zip(axes, panels, strict=False):
-        for i, name in enumerate(name for name in means if data[name] == kind):
-            look = {"color": COLORS[i % len(COLORS)], "marker": OTHERS[i % len(OTHERS)], "markersize": 4}
-            at.plot(*zip(*means[name], strict=True), linestyle="", alpha=0.35, **look)
-            line = {"linewidth": 1, "linestyle": LINES[i // len(COLORS) % len(LINES)], "label": name}
+        names = [name for name in means if data[name] == kind]
+        methods = list(dict.fromkeys(name.split()[0] for name in names))
+        free = [color for color in COLORS if color not in {color_of.get(method) for method in methods}]
+        color_of |= dict(
+            zip((method for method in methods if method not in color_of), itertools.cycle(free or COLORS), strict=False)
+        )
+        variants: Counter[str] = Counter()
+        for name in names:
+            method = name.split()[0]
+            variant, color = variants[method], color_of[method]
+            variants[method] += 1
+            look = {"color": color, "marker": OTHERS[COLORS.index(color) % len(OTHERS)], "markersize": 5}
+            look["fillstyle"] = ("full", "none", "left")[variant % 3]
+            at.plot(*zip(*means[name], strict=True), linestyle="", alpha=0.3, **look)
+            line = {"linewidth": 1, "linestyle": LINES[variant % len(LINES)], "label": name}
             at.plot(*zip(*best_of(means[name]), strict=True), **line, **look)
         at.axhline(0, color=REFERENCE, linewidth=0.8)
         at.set_title(PANELS[kind], fontsize="medium")
         at.set_xlabel("new skill, % right")
         at.grid(alpha=0.25)
-        at.legend(fontsize="x-small", loc="lower left")
+        at.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False)
     axes[0].set_ylabel("old abilities, change in points")
-    figure.suptitle(", ".join(f"{skill} {seed}" for skill, seed in shared), fontsize="small", color=REFERENCE)
+    figure.suptitle(", ".join(f"{skill} with seed {seed}" for skill, seed in shared), fontsize="small", color=REFERENCE)
     return figure
