@@ -262,9 +262,8 @@ class Uninterrupted:
 
 @contextmanager
 def true_precision(devices: Collection[str]) -> Iterator[Uninterrupted]:
-    """Run a block without gradients, autocast or lowered float32 products, whatever the training loop has set.
-
-    All settings are restored afterwards, also when a signal comes: it is handled after the block.
+    """Run a block without gradients, autocast or lowered float32 products, whatever the loop has set, and restore the settings. A
+    signal is handled after the block.
     """
     before = product_precision()
     with Uninterrupted() as signals, ExitStack() as off:

@@ -75,10 +75,7 @@ def _is_on(variable: str) -> bool:
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that make one run together.
-
-    Every method but `share` is a meeting point: all processes must come to it, in the same order.
-    """
+    """The processes that make one run together. Every method but `share` is a meeting point: all must call it, in the same order."""
 
     rank: int = 0  # number of this process, from 0
     count: int = 1
@@ -161,9 +158,8 @@ class Processes:
 
     @contextmanager
     def in_step(self, model: nn.Module) -> Iterator[None]:
-        """Let the processes make as many forward passes of a split model as the busiest: its layers are gathered from all of them.
-
-        Whoever has left the block's work behind makes empty passes until the others have, too.
+        """Let each process make as many forward passes of a split model as the busiest, since all gather its layers; those that
+        have finished the block's work make empty passes.
         """
         if not self.sharded:
             yield
@@ -185,10 +181,7 @@ ALONE = Processes()
 
 
 def accelerator_on(device: torch.device) -> Accelerator:
-    """Return Accelerate's view of a device, for a model that is there already.
-
-    Once a process has an Accelerate state it stays, whatever device that names.
-    """
+    """Return Accelerate's view of a device, for a loaded model; a process keeps its first Accelerate state, whatever its device."""
     from accelerate import Accelerator
     from accelerate.state import is_initialized
 

@@ -30,9 +30,8 @@ def recipes_beginning(ctx: click.Context, parameter: click.Parameter, begun: str
 
 
 class ReadsRows(click.Command):
-    """A command that reads rows: FORMS in its help are their forms, which are asked for when the help is.
-
-    Its options stand in groups, if it has any; options that are in none come last.
+    """A command that reads rows, whose help lists their forms in place of FORMS. Options are shown in groups, those without one
+    last.
     """
 
     groups: Mapping[str, Sequence[str]] = {}  # heading -> names of options

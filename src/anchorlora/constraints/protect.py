@@ -59,9 +59,8 @@ class Protection(list[ActiveConstraint]):
         return self.watch.step
 
     def look(self, step: int | None = None) -> None:
-        """Verify all constraints on the live parameters now, for example before a checkpoint is written.
-
-        `protect` does the same every `check_every` steps.
+        """Verify all constraints on the live parameters now, for example before a checkpoint; `protect` does so every `check_every`
+        steps.
         """
         self.watch.look(step)
         if self.beside is not None:
@@ -313,9 +312,8 @@ def _annotate_exceptions(steps: _StepHooks, active: Protection) -> Iterator[None
 
 
 class _StepHooks:
-    """The two hooks of an optimizer's step.
-
-    Where an optimizer calls the step of its base class, torch runs the hooks for both; the outer call is the step that is followed.
+    """The two hooks of an optimizer's step; if it calls its base class's step, torch runs the hooks for both, and only the outer
+    counts.
     """
 
     def __init__(self, active: Protection, unasked: dict[int, ActiveConstraint], anchor: Anchor) -> None:

@@ -277,10 +277,9 @@ def loss_named(mean: str, token_weights: str | None = None) -> Loss:
 
 
 def _token_losses(logits: Tensor, batch: MicroBatch, weight: TokenWeight | None = None) -> Tensor:
-    """Cross-entropy (n, longest answer) in float32, weighted, zero where there is no answer token.
-
-    Computed on flat rows (answer tokens, vocabulary): over a strided vocabulary torch adds one word after another, which loses
-    digits with every word, and other positions would cost as much as the answers.
+    """Cross-entropy (n, longest answer) in float32, weighted, zero where there is no answer token. It is computed on flat rows
+    (answer tokens, vocabulary): over a strided vocabulary, torch loses digits, and other positions would cost as much as the
+    answers.
     """
     answered = batch.answered
     if batch.head is not None:

@@ -130,9 +130,8 @@ def remember(rehearsal: Rehearsal | None, finished: Mapping[str, EncodedExamples
 def joining(
     rehearsal: Rehearsal | None, memory: Sequence[Encoded], seed: int, task: str
 ) -> Callable[[int, int], Sequence[Encoded]]:
-    """Return the `rehearsed` of `windows`: it cycles through the memory in a random order of the task's own.
-
-    Within a cycle no example comes twice.
+    """Return the `rehearsed` of `windows`: it cycles through the memory in a random order of the task's own, no example twice per
+    cycle.
     """
     if rehearsal is None:
         return nobody

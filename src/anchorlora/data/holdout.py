@@ -16,10 +16,8 @@ def text_hash(name: str, sample: Sample) -> int:
 
 
 class RowHashes:
-    """Rows by hashes of their texts, and which rows are taken together: duplicates, equal prompts, parts of one conversation.
-
-    What is held out must not be in what is trained on: rows with one text or one prompt go to one side, and so do chats with one
-    beginning, up to the first message of the assistant that answers a user.
+    """Rows by hashes of their texts, and which rows are held out together: duplicates, equal prompts, and chats that begin alike,
+    up to the first message of the assistant that answers a user.
     """
 
     def __init__(self, name: str, samples: Iterable[Sample] = ()) -> None:

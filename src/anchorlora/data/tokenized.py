@@ -68,11 +68,11 @@ class Tokenized:
         return first_after(self.offsets, self.boundary)
 
     def served(self, first: int, *, apart: bool = False) -> tuple[Tokenized, int, str]:
-        """Return the text with the prompt's own tokens first, as a server reads it; where the answer's begin; and a key of `SPLIT`
-        where the answer goes on within a token of the prompt, unless it may be read `apart`.
+        """Return the text with the prompt's own tokens first, as a server reads it; where the answer's tokens begin; and a key of
+        `SPLIT` if the answer begins within a token of the prompt, unless it may be read `apart`.
 
-        A prompt that is not cut within a token is read as it is before the answer, so it is not tokenized again; but how many
-        blanks in a row are one token often depends on whether a word follows.
+        A prompt that is not cut within a token is not tokenized again, except after blanks, whose tokens often depend on the next
+        word.
         """
         text, boundary, ids, offsets, tokenizer = self.text, self.boundary, self.ids, self.offsets, self.tokenizer
         if first >= len(ids):

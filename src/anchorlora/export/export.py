@@ -171,10 +171,7 @@ def _adapter(source: ExportSource, rank: int | None, dtype: torch.dtype) -> Made
 
 
 def one_scale(factors: Mapping[str, Factors]) -> float:
-    """Return the scale that all layers of an export have: the one that most layers have already.
-
-    Never 0: llama.cpp reads alpha 0 as "no alpha", which is a scale of 1.
-    """
+    """Return the scale of all layers of an export: the one that most have already, never 0, which llama.cpp reads as a scale of 1."""
     count = Counter(f.scale for f in factors.values() if f.scale != 0)
     return count.most_common(1)[0][0] if count else 1.0
 

@@ -101,9 +101,8 @@ def frame(tokenizer: Any, *, chat: bool, room: int | None = None) -> tuple[list[
 
 
 def refuse_too_large(settings: BaseModelSettings, *, tokens: int) -> None:
-    """Refuse to draw texts where a batch of them takes more memory than is left, before any weights are read.
-
-    Counted is what is certain: the weights, the keys and values of a batch, and its logits in float32.
+    """Refuse, before any weights are read, to draw texts if a batch takes more memory than is free, counting what is certain: the
+    weights, the keys and values of a batch, and its logits in float32.
     """
     device, empty = device_of(settings), empty_model(settings)
     free = free_memory(device)

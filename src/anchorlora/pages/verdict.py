@@ -127,9 +127,8 @@ def advice(verdict: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
 
 
 def loss_curve(losses: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
-    """Return the points of a curve, in a box of 600 by 150, and the numbers beside it; None where there is no line to draw.
-
-    Many steps are drawn as the means of equal stretches.
+    """Return the points of a curve in a box of 600 by 150, many steps as means of equal stretches, and the numbers beside it; None
+    without a line to draw.
     """
     finite = [(step, loss) for step, loss in losses if math.isfinite(loss)]
     size = max(1, math.ceil(len(finite) / STEPS))

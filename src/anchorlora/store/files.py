@@ -115,8 +115,7 @@ def refuse_existing(path: Path) -> None:
 def new_folder(path: Path, *, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
     """Yield a temporary folder that gets its final name once the block has filled it; an older folder of that name is replaced.
 
-    The temporary name is unique to this process, so a process that was suspended meanwhile writes into nobody's folder. What a
-    killed process left under such a name is removed.
+    Its name is unique to this process, so that no process writes into another's; remains of a killed process are removed.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         shutil.rmtree(left, ignore_errors=True)

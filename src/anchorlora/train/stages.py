@@ -353,9 +353,8 @@ def _cores(session: Session, adapted: Any, samples: Iterable[Sample], recipe: Re
 
 
 def facts_of_run(request: SkillRequest, session: Session) -> dict[str, Any]:
-    """Return the modules to adapt, and whether memory is so short that the backward pass computes activations again.
-
-    The modules are those of the old adapter, those that were asked for, or all linear layers.
+    """Return the modules to adapt (the old adapter's, those asked for, or all linear layers), and whether to recompute activations
+    to save memory.
     """
     targets: Any = request.targets or ALL_LINEAR
     if request.adapter is not None:

@@ -48,10 +48,8 @@ def train_skill(
     execution: Mapping[str, Any] | None = None,
     margin: Margin = DEFAULT_MARGIN,
 ) -> Verdict:
-    """Teach a model a skill, keep what it could do, and return how that went.
-
-    The directory is a run directory, with `adapter/` (one ordinary PEFT adapter) and `skill/` (what a later skill goes on from). A
-    directory of the same request goes on where it stopped.
+    """Teach a model a skill, keep what it could do, and return how that went. A folder of the same request resumes where it
+    stopped.
     """
     if not (out / SKILL / REQUEST).exists():
         sealed.refuse_others(request, out)
