@@ -90,7 +90,7 @@ def allocated_at_most(device: torch.device) -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the bytes that a device, or for the CPU the machine or its container, has left; None where nobody says."""
+    """Return the free bytes of a device or, for the CPU, of the machine or its container; None if unknown."""
     if device.type == "cpu":
         told = [re.search(r"^(?:MemAvailable: *)?(\d+)( kB)?$", _text_of(file), re.MULTILINE) for file in MEMORY]
         return min((int(found[1]) * (1024 if found[2] else 1) for found in told if found), default=None)

@@ -187,7 +187,7 @@ def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
 
 
 def is_heard(module: Any) -> bool:
-    """Return True if something listens to the module."""
+    """Return True if the module has a hook."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
@@ -209,7 +209,7 @@ def add_products(module: LoraLinear, x: Tensor, *args: Any, **kwargs: Any) -> Te
 
 
 class AddedProducts(torch.autograd.Function):
-    """W x + sum of s B A x over adapters, for a weight W that does not train: every product is added where the sum is."""
+    """W x + sum of s B A x over adapters, for a weight W that does not train: every product is added in place."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scales: Sequence[float], weight: Tensor, *factors: Tensor) -> Tensor:

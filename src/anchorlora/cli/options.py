@@ -68,7 +68,7 @@ OTHERS = {"output_dir": "--out", "output": "--out", "dataset": "--data", "train_
 
 
 def nearest_option(command: click.Command, name: str) -> str | None:
-    """Return the option of a command that an unknown one stands for: by another trainer's name of it, or by its letters."""
+    """Return the option that an unknown one probably means: another trainer's name for it, or the nearest spelling."""
     known = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
     word = name.lstrip("-").replace("-", "_").lower()
     field = FOREIGN.get(word, word)
@@ -97,7 +97,7 @@ def settings_option(number: str) -> Callable[[Callable], Callable]:
 
 
 def _trackers(context: click.Context, option: click.Parameter, names: str | None) -> tuple[str, ...]:
-    """Refused here, before anything is loaded."""
+    """The trackers of --track; those that cannot be used are refused here, before anything is loaded."""
     if names is None:
         return ()
     from anchorlora.runs.trackers import trackers_named

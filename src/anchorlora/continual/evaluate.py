@@ -44,7 +44,7 @@ Watch = Callable[[dict[int, str]], None]  # is told the answers of each batch, b
 
 
 def ignore(texts: dict[int, str]) -> None:
-    """Take no notice of answers."""
+    """Ignore answers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +216,7 @@ class Scorer:
         return plain_head(self.model)
 
     def _shared(self, read: Callable[[Any], dict[int, T]], batches: Sequence[Any]) -> Iterator[dict[int, T]]:
-        """Results by example; the processes share the batches out, and have the results of all."""
+        """Results by example; the processes divide the batches, and each gets all results."""
         processes = self.processes
         for start in range(0, len(batches), processes.count):
             own: dict[int, T] = {}

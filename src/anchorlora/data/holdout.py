@@ -52,8 +52,8 @@ class RowHashes:
         return sum(any(key in self._first for key in _keys(self.name, sample)) for sample in others)
 
     def held_out(self, count: int, *, unfit: Collection[int] = ()) -> frozenset[int]:
-        """Return the numbers of rows to hold out: those with the smallest hashes, with all that go together. Where all rows go
-        together, as copies of one row do, they are parted all the same.
+        """Return the numbers of rows to hold out: the smallest hashes, and all that go together with them; copies of one row are
+        split.
         """
         order = sorted(range(len(self.hashes)), key=self.hashes.__getitem__)
         groups: dict[int, list[int]] = {}

@@ -137,7 +137,7 @@ class Tokenized:
 
 @lru_cache(maxsize=4)
 def _unknown_of_model(tokenizer: Any) -> int | None:
-    """The token for what a tokenizer does not know, where it does not call it so itself."""
+    """The unknown token of a tokenizer's model, if the tokenizer does not declare it."""
     if not getattr(tokenizer, "is_fast", False):
         return None
     model = tokenizer.backend_tokenizer.model
@@ -149,12 +149,12 @@ def _unknown_of_model(tokenizer: Any) -> int | None:
 
 @lru_cache(maxsize=4)
 def _leaves_out(tokenizer: Any) -> bool:
-    """Return whether a tokenizer makes nothing of a character that no vocabulary has."""
+    """Return whether a tokenizer drops a character that is in no vocabulary."""
     return not tokenizer("\U0010fffd", add_special_tokens=False, verbose=False).input_ids
 
 
 def _find_left_out(text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], tokenizer: Any) -> list[int]:
-    """Places of characters of which a tokenizer makes nothing; some leave no gap, but shift what follows."""
+    """Places of characters that a tokenizer drops; some leave no gap, but shift what follows."""
     reached, whole = 0, True
     for begin, stop in offsets:
         whole &= begin <= reached

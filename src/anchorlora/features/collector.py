@@ -155,7 +155,7 @@ class Collector:
             self.close()
 
     def count(self) -> None:
-        """Count what is there, as rows of an interrupted block."""
+        """Count the rows that are there already, as of an interrupted block, toward the limits."""
         for store in {*self.core, *self.held}:
             self.room[store] = self.limit - sum(map(len, self.core.get(store, ())))
             self.wanted[store] = self.held_out - sum(map(len, self.held.get(store, ())))

@@ -82,7 +82,7 @@ _refused: set[str] = set()  # why flex attention is not used in this process
 
 
 def _tried_at_once(layout: Layout, *rows: Tensor, scale: float | None, training: bool) -> Tensor | None:
-    """The outcome of `at_once`; None where it has failed once, which is said then."""
+    """The result of `at_once`; None once it has failed, of which a warning is given the first time."""
     if _refused:
         return None
     try:
@@ -199,7 +199,7 @@ _ASKING: ContextVar[tuple[nn.Module, list[Tensor], Callable[[Tensor], Tensor]] |
 
 @contextmanager
 def _last_layer_on(modules: Sequence[Any], layout: Layout, keep: int | Tensor | None) -> Iterator[None]:
-    """Let the last layer ask at some positions of a row only; elsewhere it adds zero, which nothing reads."""
+    """Let the last layer compute queries at some positions of a row only; elsewhere it adds zero, which nothing reads."""
     layer = _last_layer(modules) if isinstance(keep, Tensor) else None
     if layer is None or not isinstance(keep, Tensor):
         yield

@@ -219,7 +219,7 @@ def _rows_needed(comparison: Comparison, possible: Harm, margin: Margin) -> int:
 
 
 def _fewest(points: float) -> int:
-    """Rows of which none must turn wrong to exclude a drop of so many points."""
+    """Number of rows that exclude a drop of so many points if none of them turns wrong."""
     return max(FEWEST, math.ceil(math.log(0.025) / math.log1p(-min(points, 99.9) / 100) - 1e-9))
 
 
