@@ -90,7 +90,7 @@ def allocated_at_most(device: torch.device) -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the bytes that a device, or for the CPU the machine or its container, has left; None where nobody says."""
+    """Return the free bytes of a device or, for the CPU, of the machine or its container; None if unknown."""
     if device.type == "cpu":
         told = [re.search(r"^(?:MemAvailable: *)?(\d+)( kB)?$", _text_of(file), re.MULTILINE) for file in MEMORY]
         return min((int(found[1]) * (1024 if found[2] else 1) for found in told if found), default=None)
@@ -262,9 +262,8 @@ class Uninterrupted:
 
 @contextmanager
 def true_precision(devices: Collection[str]) -> Iterator[Uninterrupted]:
-    """Run a block without gradients, autocast or lowered float32 products, whatever the training loop has set.
-
-    All settings are restored afterwards, also when a signal comes: it is handled after the block.
+    """Run a block without gradients, autocast or lowered float32 products, whatever the loop has set, and restore the settings. A
+    signal is handled after the block.
     """
     before = product_precision()
     with Uninterrupted() as signals, ExitStack() as off:

@@ -75,10 +75,7 @@ def _is_on(variable: str) -> bool:
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that make one run together.
-
-    Every method but `share` is a meeting point: all processes must come to it, in the same order.
-    """
+    """The processes that make one run together. All must call every method but `share`, in the same order."""
 
     rank: int = 0  # number of this process, from 0
     count: int = 1
@@ -91,14 +88,14 @@ class Processes:
         return self.rank == 0
 
     def share(self, items: int, rank: int | None = None) -> range:
-        """Return which of so many items belong to a process: neighbors, in order, one more or less than for the others."""
+        """Return a process's share of so many items: consecutive ones; shares differ by one item at most."""
         rank = self.rank if rank is None else rank
         each, left = divmod(items, self.count)
         begin = rank * each + min(rank, left)
         return range(begin, begin + each + (rank < left))
 
     def told(self, make: Callable[[], T]) -> T:
-        """Return what the first process makes, in all processes; an error that it raises is raised in all."""
+        """Return in all processes what the first one makes; an error that it raises is raised in all."""
         made: list[Any] = [self.together(lambda: make() if self.first else None)]
         if self.count > 1:
             torch.distributed.broadcast_object_list(made, src=0, device=torch.device(self.device))
@@ -161,9 +158,8 @@ class Processes:
 
     @contextmanager
     def in_step(self, model: nn.Module) -> Iterator[None]:
-        """Let the processes make as many forward passes of a split model as the busiest: its layers are gathered from all of them.
-
-        Whoever has left the block's work behind makes empty passes until the others have, too.
+        """Let each process make as many forward passes of a split model as the busiest, since all gather its layers; idle ones are
+        empty.
         """
         if not self.sharded:
             yield
@@ -185,10 +181,7 @@ ALONE = Processes()
 
 
 def accelerator_on(device: torch.device) -> Accelerator:
-    """Return Accelerate's view of a device, for a model that is there already.
-
-    Once a process has an Accelerate state it stays, whatever device that names.
-    """
+    """Return Accelerate's view of a device, for a loaded model; a process keeps its first Accelerate state, whatever its device."""
     from accelerate import Accelerator
     from accelerate.state import is_initialized
 

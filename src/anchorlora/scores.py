@@ -184,9 +184,8 @@ class Paired:
         return groups
 
     def interval(self, *, level: float = 0.95) -> tuple[float, float]:
-        """Return a confidence interval of the mean change over examples: the percentile bootstrap.
-
-        Examples are drawn within each task. For more than 5,000, or a level beyond 2,000 draws, it is the bootstrap's normal limit.
+        """Return a percentile bootstrap interval of the mean change over examples, drawn within each task; for more than 5,000
+        examples, or a level beyond 2,000 draws, the bootstrap's normal limit.
         """
         changes = self.by_task(self.changes)
         if self.n > LIMIT or (1 - level) * DRAWS < 2:
@@ -214,9 +213,8 @@ class Paired:
 
 
 def _drawn_means(groups: Sequence[Sequence[float]]) -> list[float]:
-    """Sorted means over groups of each group's mean, when as many values as it has are drawn from it: the bootstrap's, DRAWS times.
-
-    The draws are those of random.Random(0).choices, group by group; numpy makes the same numbers fifty times as fast.
+    """Sorted bootstrap means (DRAWS of them) over groups of each group's mean. The draws are those of random.Random(0).choices,
+    group by group, which numpy makes fifty times as fast.
     """
     import numpy as np  # takes a tenth of a second, which those who only read scores need not wait
 

@@ -79,7 +79,7 @@ class Sums:
 
 
 def _quick_sum(tensor: Tensor) -> str:
-    """The sum in words, in which NaN equals itself."""
+    """The sum as text, in which NaN equals itself."""
     return str(float(tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32))))
 
 
@@ -282,7 +282,7 @@ def _rows(module: LoraLayer, adapter: str, core: Subspace | None) -> tuple[Tenso
 
 
 def _as_read(module: LoraLayer, adapter: str, rows: Tensor) -> Tensor:
-    """The rows where the layer is, in the type that it reads."""
+    """The rows on the layer's device, in the type that the layer reads."""
     device, weight = module.lora_A[adapter].weight.device, getattr(module.get_base_layer(), "weight", None)
     if weight is None or not weight.is_floating_point() or weight.dtype.itemsize == 1:  # quantized: it takes any type
         return rows.to(device)

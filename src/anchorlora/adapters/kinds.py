@@ -148,10 +148,10 @@ def _adds_products_alone(layer: LoraLayer) -> bool:
 
 
 def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
-    """Let code that switches adapters switch only one of a layer's, and return the function that ends it.
+    """Let code that switches adapters switch only one of a layer's, and return the function that ends this.
 
-    The other active adapters count as part of the base: they stay active while that one is switched off or exchanged, as for a
-    reference model. What does not train now does not train afterwards; PEFT would let all that it activates train.
+    The other active adapters stay active as part of the base, also while that one is off, and what does not train now does not
+    train afterwards; PEFT would train all that it activates.
     """
     others = [name for name in active_at(module) if name != adapter_name]
     factors = [(name.split(".")[1], p) for name, p in module.named_parameters() if name.startswith("lora_")]  # lora_A.NAME.weight
@@ -187,7 +187,7 @@ def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
 
 
 def is_heard(module: Any) -> bool:
-    """Return True if something listens to the module."""
+    """Return True if the module has a hook."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
@@ -209,7 +209,7 @@ def add_products(module: LoraLinear, x: Tensor, *args: Any, **kwargs: Any) -> Te
 
 
 class AddedProducts(torch.autograd.Function):
-    """W x + sum of s B A x over adapters, for a weight W that does not train: every product is added where the sum is."""
+    """W x + sum of s B A x over adapters, for a weight W that does not train: every product is added in place."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scales: Sequence[float], weight: Tensor, *factors: Tensor) -> Tensor:

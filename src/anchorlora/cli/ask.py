@@ -94,7 +94,7 @@ def ask(
 
 
 def _answer(loaded: LoadedModel, adapted: Any, ids: list[int], *, longest: int, asked: int) -> None:
-    """Print the answer to a prompt as it is generated; one that has no end is said to be cut."""
+    """Print the answer to a prompt as it is generated, and say so if it is cut off."""
     from anchorlora.data.templates import stop_ids
     from anchorlora.models.load import ends_of
 
@@ -106,7 +106,9 @@ def _answer(loaded: LoadedModel, adapted: Any, ids: list[int], *, longest: int, 
 
 
 def printing(tokenizer: Any, stops: Collection[int]) -> TextStreamer:
-    """Return what prints tokens as they come: without special ones, unless those alone would tell a thought from its answer."""
+    """Return the streamer that prints tokens as they come: without special ones, unless only they separate a thought from its
+    answer.
+    """
     from transformers import TextStreamer
 
     from anchorlora.data.thoughts import end_of_thought
@@ -147,7 +149,7 @@ def _form(artifact: Artifact, sample: Sample | None, tokenizer: Any, *, chat: bo
 
 
 def _form_of_examples(artifact: Artifact, sample: Sample | None) -> Form | None:
-    """The form of a run's examples; None where nothing says so. One that a skill has left counts before its data."""
+    """The form of a run's examples, from what a skill has left, else from the run's data; None if neither tells."""
     from anchorlora.data.sources import source_of
 
     if artifact.run is None or artifact.config is None or artifact.task is None:

@@ -31,10 +31,7 @@ WORDS = re.compile(r"(?<=\s)(?=\S)|(?<=[.,/>])(?=[A-Za-z])")  # where a line may
 
 
 class Terminal(Console):
-    """A console that shows text literally.
-
-    Progress on stderr is dropped silently once nobody reads it, as when `tee` has ended.
-    """
+    """A console that shows text literally, and silently drops progress on stderr once nobody reads it, as when `tee` has ended."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)

@@ -112,7 +112,7 @@ def _source(recipe: Recipe) -> TaskSource | None:
 
 
 def _encoder(recipe: Recipe, folder: Path | None) -> Encoder | None:
-    """None without a tokenizer, as beside a configuration alone."""
+    """The encoder; None without a tokenizer, as for a configuration alone."""
     from anchorlora.models.load import tokenizer_of
 
     try:

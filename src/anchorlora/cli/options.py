@@ -30,9 +30,8 @@ def recipes_beginning(ctx: click.Context, parameter: click.Parameter, begun: str
 
 
 class ReadsRows(click.Command):
-    """A command that reads rows: FORMS in its help are their forms, which are asked for when the help is.
-
-    Its options stand in groups, if it has any; options that are in none come last.
+    """A command that reads rows, whose help lists their forms in place of FORMS. Options are shown in groups, those without one
+    last.
     """
 
     groups: Mapping[str, Sequence[str]] = {}  # heading -> names of options
@@ -69,7 +68,7 @@ OTHERS = {"output_dir": "--out", "output": "--out", "dataset": "--data", "train_
 
 
 def nearest_option(command: click.Command, name: str) -> str | None:
-    """Return the option of a command that an unknown one stands for: by another trainer's name of it, or by its letters."""
+    """Return the option that an unknown one probably means: another trainer's name for it, or the nearest spelling."""
     known = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
     word = name.lstrip("-").replace("-", "_").lower()
     field = FOREIGN.get(word, word)
@@ -98,7 +97,7 @@ def settings_option(number: str) -> Callable[[Callable], Callable]:
 
 
 def _trackers(context: click.Context, option: click.Parameter, names: str | None) -> tuple[str, ...]:
-    """Refused here, before anything is loaded."""
+    """The trackers of --track; those that cannot be used are refused here, before anything is loaded."""
     if names is None:
         return ()
     from anchorlora.runs.trackers import trackers_named

@@ -32,9 +32,9 @@ def leaving_at_once() -> None:
 
 @contextmanager
 def asked_to_stop(tell: Callable[[str], None]) -> Iterator[Stop]:
-    """Let the signals of a block ask a run to stop. A signal that the caller has turned off stays off.
+    """Let the signals of a block ask a run to stop; a signal that the caller has turned off stays off.
 
-    Before training the first signal ends the process. Later only a second Ctrl-C stops it at once: a scheduler may signal both a
+    Before training, the first signal ends the process. Later, only a second Ctrl-C does so at once: a scheduler may signal both a
     run and the grid that started it, and the grid passes the signal on.
     """
     from anchorlora.runs.autosave import Stop

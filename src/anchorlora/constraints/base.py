@@ -194,10 +194,8 @@ class ProvidesCores(Protocol):
 
 
 class ProtectsPast:
-    """Base of most constraints: they act from the second task on, remember nothing of their own, and read the core.
-
-    `reads` is what the names begin with, in `Anchor.past`, that a constraint needs: what it or another one has remembered at the
-    end of an earlier task. It is empty where nothing is needed.
+    """Base of most constraints: they act from the second task on, remember nothing of their own, and read the core. `reads` has the
+    prefixes of the names in `Anchor.past` that a constraint needs from earlier tasks; empty if it needs none.
     """
 
     first_task = 2

@@ -72,9 +72,8 @@ UNNAMED = "a parameter of shape "
 
 
 def unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Collection[str]) -> list[str]:
-    """Return the names of the parameters that train although they are neither protected nor declared, in whichever optimizer.
-
-    A parameter of this optimizer that the anchor's model does not have goes by its shape, unless the optimizer knows its name.
+    """Return the names of parameters that train in any optimizer, neither protected nor declared. A parameter of this optimizer
+    outside the anchor's model is named by its shape, unless the optimizer knows its name.
     """
     from anchorlora.adapters.guard import idle_tensors
 

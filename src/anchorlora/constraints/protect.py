@@ -59,9 +59,8 @@ class Protection(list[ActiveConstraint]):
         return self.watch.step
 
     def look(self, step: int | None = None) -> None:
-        """Verify all constraints on the live parameters now, for example before a checkpoint is written.
-
-        `protect` does the same every `check_every` steps.
+        """Verify all constraints on the live parameters now, for example before a checkpoint; `protect` does so every `check_every`
+        steps.
         """
         self.watch.look(step)
         if self.beside is not None:
@@ -183,7 +182,7 @@ def protect(
 
 
 def constraints_for(anchor: Anchor) -> list[Constraint]:
-    """Return constraints that protect an anchor: A of a new block goes off the core, B of an adapter that reads it is frozen."""
+    """Return constraints that protect an anchor: they move A of a new block off V, or freeze B of an adapter that reads V."""
     if all(layer.names == ("W",) for layer in anchor.layers):
         return [ProjectDisplacement("W")]
     if any(bool(layer.rows("B").any()) and reads_core(layer) for layer in anchor.layers):
@@ -202,7 +201,7 @@ def _name_unprotected(anchor: Anchor) -> None:
 
 
 def _beside(optimizer: Optimizer, anchor: Anchor, also_training: Collection[str], **how: int) -> AbstractContextManager[Any]:
-    """Protect the full weights that train beside the adapter and have cores; all else is the outer block's to watch."""
+    """Protect the full weights that train beside the adapter and have cores; the outer block watches everything else."""
     if anchor.beside is None or not anchor.beside.layers:
         return nullcontext()
     others = [*also_training, *anchor.beside.trains_beside()]
@@ -281,7 +280,7 @@ def _release(
     active: Protection,
     flags: Sequence[tuple[Tensor, bool]],
 ) -> None:
-    """Give everything back, whatever signal comes."""
+    """Release everything, whatever signal comes."""
     with Uninterrupted():
         if steps is not None:  # an interrupt may have come while another one was answered
             with suppress(Exception):
@@ -298,7 +297,7 @@ def _release(
 
 @contextmanager
 def _annotate_exceptions(steps: _StepHooks, active: Protection) -> Iterator[None]:
-    """After an exception in the block, project what a step has moved, and add to it what a last verification finds."""
+    """After an exception in the block, project what a step has moved, and add what a last verification finds to it."""
     try:
         yield
     except BaseException as error:
@@ -313,9 +312,8 @@ def _annotate_exceptions(steps: _StepHooks, active: Protection) -> Iterator[None
 
 
 class _StepHooks:
-    """The two hooks of an optimizer's step.
-
-    Where an optimizer calls the step of its base class, torch runs the hooks for both; the outer call is the step that is followed.
+    """The two hooks of an optimizer's step; if it calls its base class's step, torch runs the hooks for both, and only the outer
+    counts.
     """
 
     def __init__(self, active: Protection, unasked: dict[int, ActiveConstraint], anchor: Anchor) -> None:
@@ -325,7 +323,7 @@ class _StepHooks:
         self.outermost: FrameType | None = None  # the call that step began with; one that failed never reaches `after`
 
     def before(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-        """Act before the step, or inside its closure where there is one, because that makes the gradients."""
+        """Act before the step, or inside its closure if it has one, since that computes the gradients."""
         call = _step_frame()
         if self._is_inner(call):
             return None

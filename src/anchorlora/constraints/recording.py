@@ -65,7 +65,7 @@ def losses_together(anchor: Anchor, examples: int) -> Iterator[Tensor]:
 
 
 def losses_summed(anchor: Anchor, examples: int) -> Iterator[Tensor]:
-    """Yield sums of losses of examples, where nothing but the gradient of all is asked for, so that rows may share a beginning."""
+    """Yield sums of losses of examples, for callers that need only the gradient of all, so that rows may share a beginning."""
     summed = getattr(anchor.losses, "summed", None)
     return summed(examples) if summed is not None else (losses.sum() for losses in losses_together(anchor, examples))
 

@@ -105,7 +105,7 @@ class StepWatch:
         return next((sentence for c in self.active if (sentence := c.violation())), None)
 
     def _live(self, path: str) -> str | None:
-        """How the factor that now stands in the model has moved on the core, where it is no longer the protected one."""
+        """How the factor that is now in the model has moved on the core, if it is no longer the protected one."""
         layer = next(layer for layer in self.anchor.layers if layer.name == path)
         live = self.anchor.live().get(path)
         return response_on_core(layer, live.A) if live is not None else None

@@ -34,7 +34,7 @@ from anchorlora.processes import ALONE, Processes
 
 IGNORED = -100
 T = TypeVar("T")
-LIKELIEST = 20  # words whose entropy weighs a token
+LIKELIEST = 20  # tokens whose entropy weights a token
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +149,7 @@ def packed_row(examples: Sequence[Encoded], *, share: bool = True) -> MicroBatch
 
 
 def _chats(examples: Sequence[Encoded]) -> list[list[Encoded]]:
-    """Examples in groups, in order: each goes on from prompt and answer of the one before it in its group."""
+    """Examples in groups, in order: each continues the prompt and answer of the one before it in its group."""
     chats: list[list[Encoded]] = []
     for example in examples:
         if chats and example.goes_on_from(chats[-1][-1]):
@@ -213,7 +213,7 @@ def windows(
     row_tokens: int | None = None,
     processes: Processes = ALONE,
 ) -> Iterator[Window]:
-    """Yield the windows of one pass over the examples, or of each the part of this process."""
+    """Yield the windows of one pass over the examples, or this process's part of each."""
     for start in range(0, len(order), size):
         end = min(start + size, len(order))
         new, old = [examples[i] for i in order[start:end]], rehearsed(start, end)
@@ -247,7 +247,7 @@ def probability_weight(logits: Tensor, losses: Tensor) -> Tensor:
 
 
 def entropy_weight(logits: Tensor, losses: Tensor) -> Tensor:
-    """Return the entropy of the likeliest words as a share of its largest value: where the model is sure, less is learned."""
+    """Return the entropy of the likeliest tokens as a share of its largest value: where the model is sure, less is learned."""
     likeliest = logits.topk(min(LIKELIEST, logits.shape[-1])).values.log_softmax(-1)
     return -(likeliest.exp() * likeliest).sum(-1) / math.log(likeliest.shape[-1])
 
@@ -277,10 +277,9 @@ def loss_named(mean: str, token_weights: str | None = None) -> Loss:
 
 
 def _token_losses(logits: Tensor, batch: MicroBatch, weight: TokenWeight | None = None) -> Tensor:
-    """Cross-entropy (n, longest answer) in float32, weighted, zero where there is no answer token.
-
-    Computed on flat rows (answer tokens, vocabulary): over a strided vocabulary torch adds one word after another, which loses
-    digits with every word, and other positions would cost as much as the answers.
+    """Cross-entropy (n, longest answer) in float32, weighted, zero where there is no answer token. It is computed on flat rows
+    (answer tokens, vocabulary): over a strided vocabulary, torch loses digits, and other positions would cost as much as the
+    answers.
     """
     answered = batch.answered
     if batch.head is not None:

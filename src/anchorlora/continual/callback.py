@@ -197,7 +197,7 @@ class RunCallback:
 
 
 def telling(callbacks: Sequence[RunCallback]) -> Tell:
-    """Return what tells callbacks how far something is."""
+    """Return a function that tells callbacks how far some work is."""
 
     def tell(what: str, done: int, total: int) -> None:
         for callback in callbacks:

@@ -61,7 +61,7 @@ class TaskData:
         *,
         tell: Tell | None = None,
     ) -> TaskData:
-        """Read and tokenize all tasks; `tell` learns how far files of text are, whose examples are counted first."""
+        """Read and tokenize all tasks, reporting progress to `tell` for text files, whose examples are counted first."""
         if repeated := [name for name in order if list(order).count(name) > 1]:
             raise InvalidValue(f"the order names {repeated[0]} twice; a task is trained once")
         old = None
@@ -130,9 +130,8 @@ def remember(rehearsal: Rehearsal | None, finished: Mapping[str, EncodedExamples
 def joining(
     rehearsal: Rehearsal | None, memory: Sequence[Encoded], seed: int, task: str
 ) -> Callable[[int, int], Sequence[Encoded]]:
-    """Return the `rehearsed` of `windows`: it cycles through the memory in a random order of the task's own.
-
-    Within a cycle no example comes twice.
+    """Return the `rehearsed` of `windows`: it cycles through the memory in a random order of the task's own, no example twice per
+    cycle.
     """
     if rehearsal is None:
         return nobody

@@ -38,7 +38,7 @@ def drafts_of(answers: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Answering:
-    """Where answers end, and which of them are likely."""
+    """The tokens and the length that end an answer, and likely answers as drafts."""
 
     stops: Collection[int]
     max_new_tokens: int
@@ -81,7 +81,7 @@ def decode(model: nn.Module, prompts: Sequence[Sequence[int]], how: Answering, *
 
 @torch.inference_mode()
 def finish(model: nn.Module, begun: Sequence[Begun], how: Answering) -> list[list[int]]:
-    """Return the whole of answers that are begun, those of all rows."""
+    """Return the complete answers of all rows, from their beginnings."""
     answers = [list(answer) for part in begun for answer in part.answers]
     rows = [i for i, answer in enumerate(answers) if not how.is_complete(answer)]
     if not rows:

@@ -44,7 +44,7 @@ Watch = Callable[[dict[int, str]], None]  # is told the answers of each batch, b
 
 
 def ignore(texts: dict[int, str]) -> None:
-    """Take no notice of answers."""
+    """Ignore answers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +74,8 @@ class Scorer:
         watch: Watch = ignore,
         count: Callable[[int], None] = lambda done: None,
     ) -> list[Answer]:
-        """Return the answers to a task's examples with all their scores; those that are known are not generated again.
-
-        `count` is told how many losses and answers there are whenever losses are new, and `watch` of each answer after that.
+        """Return the answers to a task's examples with all their scores; known answers are not generated again. `count` is told the
+        numbers of losses and answers when losses are new, then `watch` is told each answer.
         """
         if not task.answered:
             losses = self.losses(examples, count=count)
@@ -154,9 +153,8 @@ class Scorer:
         watch: Watch = ignore,
         count: Callable[[int], None],
     ) -> tuple[list[dict[str, float]], list[str]]:
-        """Return how well the right answers are predicted, and the greedy ones as text, for which no packed prompt is read again.
-
-        The likeliest tokens after those of the right answer are the greedy answer's as far as both are the same.
+        """Return how well the right answers are predicted, and the greedy ones as text. The likeliest tokens after the right
+        answer's are the greedy answer's as far as both agree, so no packed prompt is read again.
         """
         self.model.eval()
         order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt) + len(examples[i].answer))
@@ -218,7 +216,7 @@ class Scorer:
         return plain_head(self.model)
 
     def _shared(self, read: Callable[[Any], dict[int, T]], batches: Sequence[Any]) -> Iterator[dict[int, T]]:
-        """Results by example; the processes share the batches out, and have the results of all."""
+        """Results by example; the processes divide the batches, and each gets all results."""
         processes = self.processes
         for start in range(0, len(batches), processes.count):
             own: dict[int, T] = {}

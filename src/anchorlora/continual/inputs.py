@@ -97,7 +97,7 @@ class RunInputs:
         processes: Processes = ALONE,
         tell: Tell | None = None,
     ) -> RunInputs:
-        """Read and tokenize the data, of which `tell` learns how far it is, and attach the adapters."""
+        """Read and tokenize the data, reporting progress to `tell`, and attach the adapters."""
         old_factors, whole, old_cores, old_memory = _old(base_model, recipe.start)
         put_whole(base_model.model, whole, where=str(recipe.start.old_adapter))
         served = None
@@ -161,7 +161,7 @@ def _split(model: nn.Module, accelerator: Accelerator) -> None:
 
 
 def _refuse_foreign(memory: Mapping[str, Tensor], adapted: Mapping[str, Factors], *, where: str) -> None:
-    """Raise where a memory is of other layers, or of none."""
+    """Raise if a memory belongs to other layers, or to none."""
     if not memory:
         raise InvalidValue(f"{where} remembers nothing; give a file that a method with a memory has left")
     for layer, f in adapted.items() if knows(memory) else ():

@@ -138,9 +138,8 @@ class Training:
         self.protection.look(self.number if step is None else step)
 
     def gradients(self, window: Window, batch: MicroBatch, *, counts: bool = True) -> Tensor:
-        """Add the gradients of a micro-batch of a window, none if it does not count.  Returns its share of the loss.
-
-        Many logits are made in chunks, by a head that the model leaves out, unless a constraint reads them.
+        """Add the gradients of a micro-batch of a window, none if it does not count, and return its share of the loss. Many logits
+        are made in chunks, by a head that the model leaves out, unless a constraint reads them.
         """
         model, head = self.learner.model, self.head
         if head is not None and batch.positions * head.out_features > LARGE and not any(map(reads_outputs, self.protection)):

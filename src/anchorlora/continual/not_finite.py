@@ -43,14 +43,16 @@ class StepAgain:
     processes: Processes = ALONE  # those that train together
 
     def in_a_forward_pass(self) -> str:
-        """Return what is not finite first, where only this process has met it; of a split model, it reads nothing by itself."""
+        """Return what was not finite first, if only this process has met it; nothing is read of a split model, which needs all
+        processes.
+        """
         if self.processes.sharded:
             return ""
         sentence = self._first(self._in_forward) or f"read again, every layer and the loss are finite{self._how()}"
         return self._explain(self._parameter(), sentence)
 
     def in_the_whole_step(self) -> str:
-        """Return what is not finite first, at which example, in which precision, and what to try; all processes must call it."""
+        """Return what was not finite first, at which example, in which precision, and what to try; all processes must call it."""
         agreed = self.processes.agreed
         sentence = agreed(self._first(self._in_forward)) or self._in_the_gradients()
         sentence = sentence or f"read again, every layer, the loss and every gradient are finite{self._how()}"

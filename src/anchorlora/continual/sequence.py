@@ -125,7 +125,7 @@ class TaskSequence:
         )
 
     def _remembered(self, anchor: Anchor, *, left: bool) -> dict[str, Tensor]:
-        """End a task for all constraints: what they remember, without what its answers depend on where that is left."""
+        """End a task for all constraints and return what they remember; if `left`, the memory of answers stays as it was."""
         kept: dict[str, Tensor] = {}
         for constraint in self.method.constraints:
             reads = isinstance(constraint, AnswerSensitivity)

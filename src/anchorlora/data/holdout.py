@@ -16,10 +16,8 @@ def text_hash(name: str, sample: Sample) -> int:
 
 
 class RowHashes:
-    """Rows by hashes of their texts, and which rows are taken together: duplicates, equal prompts, parts of one conversation.
-
-    What is held out must not be in what is trained on: rows with one text or one prompt go to one side, and so do chats with one
-    beginning, up to the first message of the assistant that answers a user.
+    """Rows by hashes of their texts, and which rows are held out together: duplicates, equal prompts, and chats that begin alike,
+    up to the first message of the assistant that answers a user.
     """
 
     def __init__(self, name: str, samples: Iterable[Sample] = ()) -> None:
@@ -54,8 +52,8 @@ class RowHashes:
         return sum(any(key in self._first for key in _keys(self.name, sample)) for sample in others)
 
     def held_out(self, count: int, *, unfit: Collection[int] = ()) -> frozenset[int]:
-        """Return the numbers of rows to hold out: those with the smallest hashes, with all that go together. Where all rows go
-        together, as copies of one row do, they are parted all the same.
+        """Return the numbers of rows to hold out: the smallest hashes, and all that go together with them; copies of one row are
+        split.
         """
         order = sorted(range(len(self.hashes)), key=self.hashes.__getitem__)
         groups: dict[int, list[int]] = {}

@@ -160,7 +160,7 @@ def _read_entry(info: Path, name: str, entry: Mapping[str, Any]) -> TextSource:
 
 
 def _unread(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> str:
-    """Why a data set cannot be read, or nothing."""
+    """Why a data set cannot be read; "" if it can."""
     if entry.get("ranking"):
         return "it holds preferences (ranking), and a run learns answers"
     other = next((name for name in OTHER_COLUMNS if columns.get(name)), None)

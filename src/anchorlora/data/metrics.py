@@ -248,10 +248,11 @@ Words = Sequence[str]
 
 
 def sari(source: Words, answer: Words, references: Sequence[Words]) -> float:
-    """Return SARI: how well words are kept, deleted and added, over n-grams of 1 to 4 words (Xu et al. 2016).
+    """Return SARI (Xu et al. 2016): the mean of F1 of kept, precision of deleted and F1 of added words, over n-grams of 1 to 4
+    words.
 
-    The mean of F1 of what is kept, precision of what is deleted and F1 of what is added, each a mean over n. Counts of kept and
-    deleted n-grams are weighed by the share of references that have them; 0 / 0 is 1, as in the implementations that are in use.
+    Counts of kept and deleted n-grams are weighted by the share of references that have them; 0 / 0 is 1, as in common
+    implementations.
     """
     parts = [_kept_deleted_added(source, answer, references, n) for n in range(1, 5)]
     return sum(map(sum, parts)) / (3 * len(parts))

@@ -135,7 +135,7 @@ def _end(write: Write, text: str, messages: Messages) -> int:
 
 
 def _goes_on(where: str, text: str, places: tuple[int, int, int], content: str, given: int) -> int:
-    """Where a message goes on that the prompt begins, from its end on; templates write blanks and thoughts before it anew."""
+    """Where a message goes on after its part in the prompt; found from its end, since templates rewrite blanks and thoughts."""
     prompt, start, end = places
     begun, rest = content[:given], content[given:]
     seen, begins = "".join(begun.split()), []

@@ -164,7 +164,7 @@ def _saved_dataset(path: Path) -> Rows:
 
 
 def _foreign(path: Path | str, opened: Any, *, remedy: str = f"data is {KINDS}") -> Rows:
-    """Rows of a library that raises what it likes."""
+    """Rows that another library reads; any exception of its own becomes one line."""
     number, rows = 0, None
     try:
         rows = opened()

@@ -60,7 +60,7 @@ def render(location: str, messages: Messages, tokenizer: Any, *, asking: bool = 
 
 @lru_cache(maxsize=4)
 def _reads_parts(tokenizer: Any, template: str) -> bool:
-    """Return whether a template writes content that is a list of parts, and none that is text, as some of models that see."""
+    """Return whether a template writes content that is a list of parts, but not text, as for some vision models."""
 
     def writes(as_read: Callable[[Mapping[str, Any]], dict[str, Any]]) -> bool:
         text = _try(tokenizer, [as_read(QUESTION), as_read(REPLY)])
@@ -70,7 +70,7 @@ def _reads_parts(tokenizer: Any, template: str) -> bool:
 
 
 def _try(tokenizer: Any, chat: Messages, **how: Any) -> str:
-    """Text that a template writes of a chat; "" where it refuses it."""
+    """Text that a template writes for a chat; "" if it refuses the chat."""
     try:
         return str(tokenizer.apply_chat_template(chat, tokenize=False, **how))
     except Exception:  # a template is a program of its own and raises what it likes

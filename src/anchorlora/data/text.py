@@ -98,8 +98,8 @@ def count_rows(
     measured: bool = False,
     keep: Callable[[int, Example, Turn], None] = lambda number, example, turn: None,
 ) -> tuple[dict[str, Any], dict[int, str]]:
-    """Return how many rows there are, and of how many of them what; and which no answer can be measured on, and why. `keep` takes
-    every example that can be learned, with the number of its row and its tokens.
+    """Return how many rows there are, and how many of them have each property; and which rows cannot be measured, and why. `keep`
+    takes every example that can be learned, with the number of its row and its tokens.
     """
     rows, most = RowHashes(name), encoder.max_tokens
     counts: dict[str, Any] = dict.fromkeys(
@@ -136,7 +136,7 @@ def count_rows(
 
 
 def counting(items: Iterable[Row], tell: Callable[[int, int], None], total: int) -> Iterator[Row]:
-    """Yield items, and tell a hundred times and at the end how many of them are done with."""
+    """Yield items, and report a hundred times, and at the end, how many are done."""
     for done, item in enumerate(items):
         if done and done % max(1, total // 100) == 0:
             tell(min(done, total - 1), total)

@@ -84,7 +84,7 @@ class TextFiles:
         return TextTask(name, answers.labels if encoder is None else answers.read(encoder), metrics, source.max_new_tokens)
 
     def examples(self, name: str, split: str, *, limit: int | None = None) -> Iterator[Example]:
-        """Yield the examples of a split; files are read as far as they are asked for."""
+        """Yield the examples of a split; files are read only as far as needed."""
         source = self._source(name)
         if split == "test" and not self.testing:
             raise InvalidValue(f"the test file of {name} may not be opened here")
@@ -105,13 +105,13 @@ class TextFiles:
         yield from (s for i, s in enumerate(self._rows(source, split)) if (i in held) == (split == "test"))
 
     def look_through(self, name: str, tell: Callable[[int, int], None]) -> None:
-        """Read a task's training rows for what they tell before they are tokens; `tell` learns how far that is."""
+        """Scan a task's training rows before they are tokenized, reporting progress to `tell`."""
         self._listing(name, tell)
 
     def encoded(
         self, name: str, split: str, encoder: Encoder, *, limit: int | None = None, tell: Callable[[int, int], None] | None = None
     ) -> EncodedExamples:
-        """Return the examples of a split as tokens, read unless `counted` has kept them; `tell` learns how far that is."""
+        """Return the examples of a split as tokens, those that `counted` kept or else read, with progress reported to `tell`."""
         key = (name, split, limit, encoder.key)
         if key in self._encoded:
             return self._encoded[key]
@@ -124,7 +124,7 @@ class TextFiles:
     def counted(
         self, name: str, split: str, encoder: Encoder, *, test_limit: int | None, tell: Callable[[int, int], None]
     ) -> dict[str, Any]:
-        """Return how many rows a file has, and of how many of them what; their tokens are kept for `encoded`."""
+        """Return how many rows a file has, and how many of them have each property; their tokens are kept for `encoded`."""
         source = self._source(name)
         held = self._holdout(name) if source.test is None else frozenset()
         parts = {"train": EncodedExamples(), "test": EncodedExamples()}
@@ -178,7 +178,7 @@ class TextFiles:
 
 @dataclass(eq=False)
 class _Listed:
-    """Facts of the rows of a task's training file before they are tokens: they are read once for it."""
+    """Facts about the rows of a task's training file, from one pass before they are tokenized."""
 
     rows: RowHashes
     answers: _Answers

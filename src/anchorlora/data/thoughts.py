@@ -133,7 +133,7 @@ def refuse_second(where: str, text: str, boundary: int) -> None:
 
 
 def apart(location: str, messages: Messages, tokenizer: Any) -> list[Mapping[str, Any]]:
-    """Return messages whose thoughts stand in a key of their own, where the template takes none in `content`."""
+    """Return messages with thoughts moved to a key of their own, if the template takes none in `content`."""
     parted, template = list(messages), str(tokenizer.chat_template)
     for i, message in enumerate(messages):
         parts = THOUGHT.match(str(message["content"])) if message["role"] == "assistant" else None

@@ -68,11 +68,11 @@ class Tokenized:
         return first_after(self.offsets, self.boundary)
 
     def served(self, first: int, *, apart: bool = False) -> tuple[Tokenized, int, str]:
-        """Return the text with the prompt's own tokens first, as a server reads it; where the answer's begin; and a key of `SPLIT`
-        where the answer goes on within a token of the prompt, unless it may be read `apart`.
+        """Return the text with the prompt's own tokens first, as a server reads it; where the answer's tokens begin; and a key of
+        `SPLIT` if the answer begins within a token of the prompt, unless it may be read `apart`.
 
-        A prompt that is not cut within a token is read as it is before the answer, so it is not tokenized again; but how many
-        blanks in a row are one token often depends on whether a word follows.
+        A prompt that is not cut within a token is not tokenized again, except after blanks, whose tokens often depend on the next
+        word.
         """
         text, boundary, ids, offsets, tokenizer = self.text, self.boundary, self.ids, self.offsets, self.tokenizer
         if first >= len(ids):
@@ -137,7 +137,7 @@ class Tokenized:
 
 @lru_cache(maxsize=4)
 def _unknown_of_model(tokenizer: Any) -> int | None:
-    """The token for what a tokenizer does not know, where it does not call it so itself."""
+    """The unknown token of a tokenizer's model, if the tokenizer does not declare it."""
     if not getattr(tokenizer, "is_fast", False):
         return None
     model = tokenizer.backend_tokenizer.model
@@ -149,12 +149,12 @@ def _unknown_of_model(tokenizer: Any) -> int | None:
 
 @lru_cache(maxsize=4)
 def _leaves_out(tokenizer: Any) -> bool:
-    """Return whether a tokenizer makes nothing of a character that no vocabulary has."""
+    """Return whether a tokenizer drops a character that is in no vocabulary."""
     return not tokenizer("\U0010fffd", add_special_tokens=False, verbose=False).input_ids
 
 
 def _find_left_out(text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], tokenizer: Any) -> list[int]:
-    """Places of characters of which a tokenizer makes nothing; some leave no gap, but shift what follows."""
+    """Places of characters that a tokenizer drops; some leave no gap, but shift what follows."""
     reached, whole = 0, True
     for begin, stop in offsets:
         whole &= begin <= reached

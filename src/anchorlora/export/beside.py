@@ -28,10 +28,11 @@ CHOOSES = ("exclude_modules", "layers_to_transform", "layers_pattern")  # fields
 
 
 def beside(adapter: Path, layers: Iterable[str], base_model: BaseModelSettings) -> tuple[list[str], Any]:
-    """Return what is written beside an adapter: `target_modules`, and the tokenizer, or None where none is at hand.
+    """Return what is written beside an adapter: `target_modules`, and the tokenizer of the source's folder, else the base model's,
+    else None.
 
-    The tokenizer is the one that lies in the source's folder, else the base model's. `target_modules` are the last parts of the
-    layers' names if these select the same layers of the base model, else the source's own names, else whole paths.
+    `target_modules` are the last parts of the layers' names if these select the same layers of the base model, else the source's
+    own names, else whole paths.
     """
     targets, tokenizer = _targets(sorted(layers), modules_of(base_model), adapter), _at_hand(lambda: tokenizer_in(adapter))
     return targets, _read_base(base_model, tokenizer_of) if tokenizer is None else tokenizer

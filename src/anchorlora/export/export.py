@@ -86,7 +86,7 @@ Made = tuple[Callable[[Path], None], dict[str, Any]]  # what fills a folder, and
 
 
 def refuse_export(to: Path) -> None:
-    """Refuse to write an export where something is."""
+    """Refuse to write an export to a folder that exists already."""
     if to.exists():
         raise InvalidValue(f"{to} exists already; an export is written once, choose another --out")
 
@@ -171,10 +171,7 @@ def _adapter(source: ExportSource, rank: int | None, dtype: torch.dtype) -> Made
 
 
 def one_scale(factors: Mapping[str, Factors]) -> float:
-    """Return the scale that all layers of an export have: the one that most layers have already.
-
-    Never 0: llama.cpp reads alpha 0 as "no alpha", which is a scale of 1.
-    """
+    """Return the scale of all layers of an export: the one that most have already, never 0, which llama.cpp reads as 1."""
     count = Counter(f.scale for f in factors.values() if f.scale != 0)
     return count.most_common(1)[0][0] if count else 1.0
 
@@ -275,7 +272,7 @@ def merge_in_memory(source: ExportSource, dtype: str | None, *, commit: str | No
 
 
 def _untie(model: Any) -> None:
-    """Say in the configuration that head and embedding are two where whole weights made them so; else one would not be written."""
+    """Mark head and embedding as untied in the configuration if whole weights made them differ; else only one would be written."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if getattr(model.config, "tie_word_embeddings", False) and head is not None and not torch.equal(head.weight, embedding.weight):
         model.config.tie_word_embeddings = False

@@ -41,10 +41,8 @@ class TaskRows:
 
 
 class Collector:
-    """Hooks of one task.
-
-    They take rows only inside a forward of the whole model in the expected mode: a forward that activation checkpointing repeats
-    runs inside backward and does not count again.
+    """Hooks of one task. They take rows only in a forward pass of the whole model in the expected mode, not in one that activation
+    checkpointing repeats in the backward pass.
     """
 
     # mask (examples, tokens) of the tokens to take, or their places (n,) in a packed row; the attention mask if None
@@ -157,7 +155,7 @@ class Collector:
             self.close()
 
     def count(self) -> None:
-        """Count what is there, as rows of an interrupted block."""
+        """Count the rows that are there already, as of an interrupted block, toward the limits."""
         for store in {*self.core, *self.held}:
             self.room[store] = self.limit - sum(map(len, self.core.get(store, ())))
             self.wanted[store] = self.held_out - sum(map(len, self.held.get(store, ())))
@@ -297,9 +295,8 @@ class ExampleRows:
 
 
 class Sample:
-    """A uniform sample of rows that come example by example: every row draws a number, and the smallest stay, in their order.
-
-    The numbers are the same for every layer input, so that all of them take the same tokens.
+    """A uniform sample of rows that come example by example: every row draws a number, and the smallest stay, in order. All layer
+    inputs share the numbers, so they take the same tokens.
     """
 
     def __init__(self, size: int) -> None:

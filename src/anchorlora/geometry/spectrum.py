@@ -215,9 +215,8 @@ def _merge(rows: Tensor) -> tuple[Tensor, float]:
 
 
 def _decompose(rows: Tensor, *, orthogonal: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Singular values (rank,) of rows (n, d) above rounding error, and left singular vectors (n, n).
-
-    orthogonal: norms of the leading rows if those are mutually orthogonal, which saves their part of the Gram matrix.
+    """Singular values (rank,) of rows (n, d) above rounding error, and left singular vectors (n, n). orthogonal: norms of the
+    leading rows if these are mutually orthogonal, which saves their part of the Gram matrix.
     """
     first = 0 if orthogonal is None else len(orthogonal)
     gram = rows.new_zeros(len(rows), len(rows))

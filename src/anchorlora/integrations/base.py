@@ -17,9 +17,8 @@ from anchorlora.geometry import LayerCore, Subspace
 
 
 class CallbackBase:
-    """Base of the callbacks: make the anchor when training begins, protect, and release everything at the end: `cores` (d_in, k).
-
-    After training, `anchor` is there for `measure(callback.anchor)`.
+    """Base of the callbacks: make the anchor when training begins, protect, and release everything at the end, except `anchor`, for
+    `measure(callback.anchor)`; `cores` (d_in, k).
     """
 
     def __init__(

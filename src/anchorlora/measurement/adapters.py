@@ -189,10 +189,8 @@ def _base_weights(name: Any) -> Weights:
 
 
 def compare(before: Path, after: Path, *, cores: Path) -> Drift:
-    """Measure the drift from one saved PEFT adapter to another of the same base, on the cores of a file.
-
-    Where the later adapter is the earlier one with blocks stacked behind it, the change is the new rows alone, exact to the last
-    digit.
+    """Measure the drift from one saved PEFT adapter to another of the same base, on the cores of a file. Blocks stacked behind the
+    earlier adapter are measured alone, exact to the last digit.
     """
     then, now = artifact_in(embedded(str(before), "base_model") or before), artifact_in(after)
     refuse_altered(cores)

@@ -108,9 +108,8 @@ def on_singular(anchor: Anchor, k: int) -> tuple[float, float]:
 
 
 def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimizer], *, seed: int) -> tuple[Anchor, Anchor]:
-    """The anchor of the second of two tasks when it was learned, and with what the plan does at its end.
-
-    The first task is always learned with AdamW.
+    """The anchor of the second of two tasks, after learning and after what the plan does at its end. The first is learned with
+    AdamW.
     """
     with dropout_from(seed, "base_model"):
         model = tiny_backbone()

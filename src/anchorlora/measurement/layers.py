@@ -135,10 +135,7 @@ def weight_layer(before: Tensor, after: Tensor, protected: Protected) -> LayerCh
 
 @dataclass(frozen=True)
 class DriftReading:
-    """Numbers and verdict of one layer, or of all layers together.
-
-    Norms are in native units, ratios are fractions, and what is undefined is None.
-    """
+    """Numbers and verdict of one layer, or of all layers together: norms in native units, ratios as fractions, or None."""
 
     kind: Kind  # how the layer's blocks start
     right: Drift  # drift on the protected input directions

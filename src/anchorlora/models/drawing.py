@@ -122,7 +122,7 @@ def _read_once(model: Any, beginning: Sequence[int], rows: int) -> Any:
 
 
 class _Rows(LogitsProcessor):
-    """Rows that are drawn, and the token that each draws next: the scores leave no other."""
+    """Rows being drawn; the scores allow only the token that each row draws next."""
 
     def __init__(self, numbers: Tensor, stops: Collection[int], longest: int, watch: Callable[[], None]) -> None:
         self.numbers, self.stops, self.longest, self.watch = numbers, stops, longest, watch
@@ -148,12 +148,12 @@ class _Rows(LogitsProcessor):
 
 
 class _Leaving(StoppingCriteria):
-    """Stop for a moment where so many rows have ended that the others go on by themselves."""
+    """Stop the call once so many rows have ended that the others should go on without them."""
 
     def __init__(self, rows: _Rows) -> None:
         self.rows = rows
 
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Tensor:
-        """Say of every row that it has ended, where few go on."""
+        """Report every row as ended once too few go on."""
         going = sum(not self.rows.is_complete(row) for row in self.rows.there)
         return torch.full((len(input_ids),), going < self.rows.least, device=input_ids.device)

@@ -55,7 +55,7 @@ def of_own_rows(model: Any) -> Iterator[None]:
 
 
 def plain_head(model: nn.Module) -> nn.Linear | None:
-    """Return the frozen linear head whose outputs are the logits; None where something else happens to them, as a soft cap."""
+    """Return the frozen linear head whose outputs are the logits; None if something else changes them, such as a soft cap."""
     reader = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), None)
     head: Any = None if reader is None else reader.get_output_embeddings()
     if type(head) is not nn.Linear or any(p.requires_grad or type(p) is not nn.Parameter for p in head.parameters()):

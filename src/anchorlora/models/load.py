@@ -136,9 +136,8 @@ def pad_of(tokenizer: Any) -> int:
 
 
 def cache_argument(function: Any) -> str:
-    """Return what a function calls its cache: `cache` as transformers does from 5.24 on, or `past_key_values`, as before.
-
-    Code that came with a model keeps the name of its day, so the function is asked and not the version.
+    """Return a function's name for its cache: `cache` as in transformers from 5.24 on, or `past_key_values`. The function is asked,
+    not the version, because code that comes with a model may use either.
     """
     return "cache" if "cache" in signature(function).parameters else "past_key_values"
 
@@ -240,9 +239,8 @@ def _config(settings: BaseModelSettings, origin: str | Path, commit: str | None)
 
 
 def source_of(settings: BaseModelSettings, commit: str | None = None) -> dict[str, Any]:
-    """Return what every loader is told about where files come from: no code of the model, unless asked for as of one commit.
-
-    `commit` is what the revision stands for now, where that is known.
+    """Return what every loader is told about the source of files: no code of the model, unless allowed for one commit. `commit` is
+    what the revision now stands for, if known.
     """
     code = settings.trust_remote_code
     if code is None:

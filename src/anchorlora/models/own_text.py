@@ -101,10 +101,7 @@ def frame(tokenizer: Any, *, chat: bool, room: int | None = None) -> tuple[list[
 
 
 def refuse_too_large(settings: BaseModelSettings, *, tokens: int) -> None:
-    """Refuse to draw texts where a batch of them takes more memory than is left, before any weights are read.
-
-    Counted is what is certain: the weights, the keys and values of a batch, and its logits in float32.
-    """
+    """Refuse, before reading weights, to draw texts if the weights, a batch's keys and values, and its logits do not fit."""
     device, empty = device_of(settings), empty_model(settings)
     free = free_memory(device)
     if free is None:
@@ -158,7 +155,7 @@ def defects(rows: Sequence[Mapping[str, Any]], *, stops: Collection[int]) -> dic
 
 
 def _batches_at_once(model: Any, tokens: int) -> int:
-    """Return how many batches of texts of so many tokens fit into the memory that is left; one where nobody says."""
+    """Return how many batches of texts of so many tokens fit into free memory; one if that is unknown."""
     parameter = next(model.parameters())
     free, config = free_memory(parameter.device), model.config.get_text_config()
     size = parameter.dtype.itemsize if parameter.is_floating_point() else FLOAT32
@@ -221,7 +218,7 @@ def _write_batches(
 
 
 def _written(path: Path | None) -> list[list[dict[str, Any]]]:
-    """The batches that an earlier call has finished; what it had begun to write is taken away."""
+    """The batches that an earlier call has finished; those that it had only begun are removed."""
     if path is None or not path.is_file():
         return []
     whole = path.read_bytes()

@@ -82,7 +82,7 @@ _refused: set[str] = set()  # why flex attention is not used in this process
 
 
 def _tried_at_once(layout: Layout, *rows: Tensor, scale: float | None, training: bool) -> Tensor | None:
-    """The outcome of `at_once`; None where it has failed once, which is said then."""
+    """The result of `at_once`; None once it has failed, of which a warning is given the first time."""
     if _refused:
         return None
     try:
@@ -112,13 +112,10 @@ AttentionInterface.register(NAME, packed_attention)
 
 @contextmanager
 def packed(model: nn.Module, layout: Layout | None, keep: int | Tensor | None = None) -> Iterator[None]:
-    """Let the forward passes of the block read packed rows of a layout; without one they read padded rows, as ever.
+    """Let forward passes in the block read packed rows of a layout; without one they read padded rows.
 
-    In the last layer only the kept positions ask, and after its attention no token reads another. So its queries and what follows
-    its attention are computed at these positions alone, unless a module there is adapted in an unknown way or has a hook. Give them
-    on the CPU, where they are read without waiting for another device. On a CPU, dropout draws 16 bits an element, not 64: to draw
-    them took a tenth of a step. A frozen RMS norm in float32 is one function there, whose backward pass takes half as long; so is a
-    LoRA layer that PEFT would sum up from six, each with an output of its own.
+    In the last layer, only the kept positions (on the CPU) have queries, unless a module there is adapted in an unknown way or has
+    a hook. On a CPU, dropout draws 16 bits per element, and frozen float32 RMS norms and unusual LoRA layers have faster functions.
     """
     if layout is None:
         yield
@@ -202,7 +199,7 @@ _ASKING: ContextVar[tuple[nn.Module, list[Tensor], Callable[[Tensor], Tensor]] |
 
 @contextmanager
 def _last_layer_on(modules: Sequence[Any], layout: Layout, keep: int | Tensor | None) -> Iterator[None]:
-    """Let the last layer ask at some positions of a row only; elsewhere it adds zero, which nothing reads."""
+    """Let the last layer compute queries at some positions of a row only; elsewhere it adds zero, which nothing reads."""
     layer = _last_layer(modules) if isinstance(keep, Tensor) else None
     if layer is None or not isinstance(keep, Tensor):
         yield

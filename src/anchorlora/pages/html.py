@@ -42,5 +42,5 @@ def script_of(environment: Environment, name: str) -> tuple[Markup, str]:
 
 
 def _as_text(value: Any) -> Any:
-    """Return a value as a page's template writes it: text without what turns lines round; markup that was made here as it is."""
+    """Return a value as a page's template writes it: text without characters that reverse lines; our own markup unchanged."""
     return visible(value) if type(value) is str else value

@@ -127,10 +127,7 @@ def advice(verdict: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
 
 
 def loss_curve(losses: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
-    """Return the points of a curve, in a box of 600 by 150, and the numbers beside it; None where there is no line to draw.
-
-    Many steps are drawn as the means of equal stretches.
-    """
+    """Return the points of a curve in a box of 600 by 150, many steps as means, and the numbers beside it; None if too few."""
     finite = [(step, loss) for step, loss in losses if math.isfinite(loss)]
     size = max(1, math.ceil(len(finite) / STEPS))
     groups = [finite[i : i + size] for i in range(0, len(finite), size)]
@@ -149,8 +146,8 @@ def loss_curve(losses: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
 
 
 def _rows(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row for the skill and for each thing that is kept, with the unprotected twin's numbers where there is one; and one for
-    what earlier runs of a chain kept, too.
+    """One row for the skill and for each kept thing, with the unprotected twin's numbers if there is one; and one for each thing
+    that was kept since an earlier run of a chain.
     """
     twin = verdict["unprotected"]
     parts = [("new skill", verdict, verdict["skill"], twin and twin["skill"])]

@@ -14,10 +14,7 @@ from anchorlora.recipes import protocol as p
 
 
 def standard_cl() -> Recipe:
-    """Return the paper's protocol: four tasks, one epoch each.
-
-    Data and model are left open; set them by `changed` or on the command line.
-    """
+    """Return the paper's protocol: four tasks, one epoch each. Set data and model by `changed` or on the command line."""
     return Recipe(
         name="standard-cl",
         tasks=TaskSettings(orders=p.orders_of(p.TASKS), train_limit=p.TRAIN_LIMIT),

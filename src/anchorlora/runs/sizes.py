@@ -88,7 +88,7 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
 
 
 def needs_checkpointing(recipe: Recipe, device: torch.device) -> bool:
-    """Return True on an accelerator whose memory that is left, with the base model in it, may not hold a step's activations."""
+    """Return True on an accelerator whose free memory, with the base model loaded, may not hold a step's activations."""
     free = None if device.type == "cpu" else free_memory(device)
     if free is None:
         return device.type != "cpu"

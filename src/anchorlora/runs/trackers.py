@@ -57,9 +57,8 @@ def tracked(names: Sequence[str], out: Path, *, say: Say) -> Iterator[list[RunCa
 
 
 class Trackers(RunCallback):
-    """Tell trackers of every step and every task of one run. A tracker that fails is left out from there on, with one warning.
-
-    Trackers begin with the first thing that there is to tell, when the directory is the run's already.
+    """Report every step and every task of one run to trackers, from the first event on, when the directory is the run's. A tracker
+    that fails is dropped with one warning.
     """
 
     def __init__(self, names: Sequence[str], out: Path, *, say: Say) -> None:

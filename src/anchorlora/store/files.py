@@ -65,7 +65,7 @@ def link(path: Path, finished: Path) -> None:
 
 @contextmanager
 def _written(temporary: Path, text: str, path: Path) -> Iterator[Path]:
-    """A file on disk that is there for the block alone, unless it gets another name."""
+    """A file that is removed at the end of the block, unless it has another name by then."""
     try:
         with naming(path), temporary.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -79,7 +79,7 @@ def _written(temporary: Path, text: str, path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let an error of the system name a file: a full disk names none, and nobody knows a temporary name."""
+    """Add a file's name to a system error: a full disk names none, and a temporary name would tell the user nothing."""
     try:
         yield
     except OSError as error:
@@ -115,8 +115,7 @@ def refuse_existing(path: Path) -> None:
 def new_folder(path: Path, *, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
     """Yield a temporary folder that gets its final name once the block has filled it; an older folder of that name is replaced.
 
-    The temporary name is unique to this process, so a process that was suspended meanwhile writes into nobody's folder. What a
-    killed process left under such a name is removed.
+    Its name is unique to this process, so that no process writes into another's; remains of a killed process are removed.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         shutil.rmtree(left, ignore_errors=True)

@@ -55,7 +55,7 @@ class Lease:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Let objects that are made in the block, for the same file, hold the lease by this one, which has taken it."""
+        """Let objects that the block creates for the same file share the lease that this one has taken."""
         key = os.path.abspath(self.file)
         self._lent[key] = self
         try:

@@ -48,7 +48,7 @@ def refuse_few(held_out: Mapping[str, int]) -> None:
 
 
 def budget_in(folder: Path) -> dict[str, Any] | None:
-    """Return what the budget has come to, or None if there was none."""
+    """Return the outcome of the budget, or None if there was none."""
     file = folder / BUDGET
     return read_file(file, dict[str, Any], remedy="begin again with another --out") if file.is_file() else None
 
@@ -119,7 +119,7 @@ def leave_at(anchor: Anchor, trained: Mapping[str, Factors], scale: float) -> No
 
 
 def rows_tested(folder: Path, limit: int | None) -> dict[str, int]:
-    """Return how many rows the examples come from that are tested of each kept thing: a chat is one row, whose turns are alike."""
+    """Return how many rows each kept thing is tested on; a chat is one row, since its turns are alike."""
     rows = {}
     for name, probes in ((part["name"], part["probes"]) for part in facts_in(folder)["kept"]):
         examples = probes_in(folder / "before", name).examples(name, "test", limit=limit) if probes else ()
@@ -128,7 +128,7 @@ def rows_tested(folder: Path, limit: int | None) -> dict[str, int]:
 
 
 def of_rows(values: Sequence[float], rows: Sequence[str]) -> list[float]:
-    """Return the mean over the examples of each row, so that no chat both chooses the scale and tells how it went."""
+    """Return the mean over the examples of each row, so that no chat both chooses the scale and judges it."""
     groups: dict[str, list[float]] = {}
     for value, row in zip(values, rows, strict=True):
         groups.setdefault(row, []).append(value)

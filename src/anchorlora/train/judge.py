@@ -171,9 +171,8 @@ def judge_kept(comparison: Comparison, margin: Margin = DEFAULT_MARGIN) -> Judge
 def judge_learned(comparison: Comparison, margin: Margin = DEFAULT_MARGIN) -> Judged:
     """Judge a new skill: learned, learned a little, not learned, or that nothing can be told.
 
-    A skill is learned if its loss fell and its answers are better, both by their intervals; a little, if fewer than half of the
-    answers are right then, or the loss did not fall. Without generated answers, tokens count: a little is less than a tenth of
-    those that were wrong.
+    Learned: the loss fell and the answers are better, both by their intervals. A little: fewer than half of the answers are then
+    right (without answers: less than a tenth of the wrong tokens), or the loss did not fall.
     """
     n, metric, loss = comparison.n, comparison.metric, comparison.loss
     low, high = loss.interval
@@ -220,7 +219,7 @@ def _rows_needed(comparison: Comparison, possible: Harm, margin: Margin) -> int:
 
 
 def _fewest(points: float) -> int:
-    """Rows of which none must turn wrong to exclude a drop of so many points."""
+    """Number of rows that exclude a drop of so many points if none of them turns wrong."""
     return max(FEWEST, math.ceil(math.log(0.025) / math.log1p(-min(points, 99.9) / 100) - 1e-9))
 
 

@@ -99,8 +99,8 @@ def _titles(skill: Path) -> dict[str, str | None]:
 
 
 def count_kept(source: str, columns: str | None, encoder: Encoder, learned: RowHashes) -> list[dict[str, Any]]:
-    """Return how many rows a source of `--keep` or `--after` has of each thing that it stands for, and of how many of them what;
-    `also_learned` are those that measure it and are trained on now.
+    """Return how many rows a source of `--keep` or `--after` has of each thing in it, and how many of them have each property;
+    `also_learned` counts those that measure it and are trained on now.
     """
     if source == SELF:
         return []

@@ -73,7 +73,7 @@ class Price:
 
     @property
     def seconds(self) -> float:
-        """Of everything."""
+        """Total over all phases."""
         return sum(phase.seconds for phase in self.phases)
 
 
@@ -119,7 +119,7 @@ def price_of(
     loading: float,
     left: bool,
 ) -> Price:
-    """Return what a request takes that nothing speaks against."""
+    """Return the price of a request that has passed every check."""
     adapted = session.adapted(request.adapter, targets=recipe.adapter.targets)
     settings = recipe.training
     encoder = Encoder(session.tokenizer, max_tokens=session.room(settings.max_tokens), ends=ends_of(adapted))
@@ -174,7 +174,7 @@ def _learned(part: Part) -> int:
 
 
 def _depended_on(what: str, method: Method, texts: int, tokens: float, rates: Rates) -> Phase:
-    """Forward and backward, and products of all rows in float64, which take as long again."""
+    """Forward and backward passes, then products of all rows in float64, which take as long again."""
     texts = min(texts, sum(part.examples for part in method.constraints if isinstance(part, AnswerSensitivity)))
     return Phase(what, f"{texts} texts", 2 * texts * tokens * rates.learning * rates.shared + 2 * rates.spectra)
 

@@ -87,11 +87,11 @@ class SkillRequest(Settings):
     numbers: dict[str, float] = Field(default_factory=dict)  # of the method's parts to change, by "Part.field"
 
     def method_in(self, methods: Mapping[str, Method]) -> Method:
-        """Return the method as a skill is taught by it, with the request's numbers."""
+        """Return the request's method with all its numbers."""
         return methods[self.method].changed(self.numbers_in(methods))
 
     def numbers_in(self, methods: Mapping[str, Method]) -> dict[str, float]:
-        """Return all numbers with which a skill is taught: what is kept counts alike, and a block starts from two batches."""
+        """Return all numbers of the request's method: kept things have equal weight, and a block starts from two batches."""
         numbers: dict[str, float] = {}
         for part in methods[self.method].constraints:
             if isinstance(part, AnswerSensitivity):
@@ -196,7 +196,7 @@ def request_in(file: Path) -> SkillRequest:
 
 
 def refuse_early(request: SkillRequest, method: Method) -> None:
-    """Refuse what would show only after the model is loaded."""
+    """Refuse, before the model is loaded, what would otherwise fail only afterwards."""
     if request.budget is not None:
         _refuse_nonlinear(request, method)
     skills = earlier_skills(request)

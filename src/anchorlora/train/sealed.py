@@ -46,9 +46,7 @@ STAGES = ("before", "after", "unprotected/skill/after")  # in skill/, each with 
 
 
 def settle(request: SkillRequest, out: Path) -> SkillRequest:
-    """Return the request with what may be another tomorrow: the commit of a model on the hub, and the day where a template writes
-    it; with the numbers of the skill before, where the method is the same.
-    """
+    """Return the request with a hub model's commit and, if a template writes it, the date fixed; a method keeps its numbers."""
     base, file, earlier = request.base_model, out / SKILL / REQUEST, Path(request.after or "") / SKILL / REQUEST
     past = request_in(earlier) if request.after is not None and earlier.is_file() else None  # its cores are of its weights
     known = request_in(file).base_model if file.exists() else None
@@ -79,7 +77,7 @@ def refuse_others(request: SkillRequest, out: Path) -> None:
 
 
 def claim(request: SkillRequest, out: Path, count: Callable[[], list[dict[str, Any]]]) -> None:
-    """Make this the directory of a request, or find that it is already, and that all it reads is what it was."""
+    """Make this the directory of a request, or find that it is already, and that everything it reads is unchanged."""
     refuse_others(request, out)
     if (out / SKILL / REQUEST).exists():
         compare_inputs(request, out / SKILL)
@@ -114,7 +112,7 @@ def keep_inputs(request: SkillRequest, skill: Path) -> None:
 
 
 def compare_inputs(request: SkillRequest, skill: Path) -> None:
-    """Check that everything the command reads, and has written so far, is what it was."""
+    """Check that everything the command reads, and has written so far, is unchanged."""
     refuse_links(skill)
     refuse_damaged_past(request)
     known, now = read_sealed(skill / INPUTS, dict[str, str]), _hashes(request) | _own(skill)

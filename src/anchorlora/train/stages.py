@@ -96,7 +96,7 @@ class Teaching:
         telling(self.callbacks)(what, done, total)
 
     def begin(self, what: str) -> Watch:
-        """Say what begins, and return what is told how far it is."""
+        """Announce a phase, and return the function that reports its progress."""
         self.say(what)
         return partial(self.tell, what)
 
@@ -301,12 +301,12 @@ class Counting:
         self.tell, self.total, self.done = tell, total, 0
 
     def read(self, examples: int) -> None:
-        """So many losses are known."""
+        """Note that so many losses are known."""
         self.done = examples
         self.tell(self.done, self.total)
 
     def answered(self, texts: Mapping[int, str]) -> None:
-        """Some more examples are answered."""
+        """Note that some more examples are answered."""
         self.done += len(texts)
         self.tell(self.done, self.total)
 
@@ -328,7 +328,9 @@ def facts_in(folder: Path) -> dict[str, Any]:
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:
-    """Return how many rows each source of text has, and of how many of them what; none where an earlier version did not count."""
+    """Return how many rows each source of text has, and how many of them have each property; none if an earlier version did not
+    count.
+    """
     file = folder / kept.ROWS
     rows = read_file(file, list[dict[str, Any]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED) if file.is_file() else []
     own = [part["rows"] for part in facts_in(folder)["kept"] if "rows" in part] if (folder / "before").is_dir() else []
@@ -353,10 +355,7 @@ def _cores(session: Session, adapted: Any, samples: Iterable[Sample], recipe: Re
 
 
 def facts_of_run(request: SkillRequest, session: Session) -> dict[str, Any]:
-    """Return the modules to adapt, and whether memory is so short that the backward pass computes activations again.
-
-    The modules are those of the old adapter, those that were asked for, or all linear layers.
-    """
+    """Return the modules to adapt (the old adapter's, those asked for, or all linear ones), and whether to checkpoint."""
     targets: Any = request.targets or ALL_LINEAR
     if request.adapter is not None:
         targets = sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter, beside={})})

@@ -48,10 +48,8 @@ def train_skill(
     execution: Mapping[str, Any] | None = None,
     margin: Margin = DEFAULT_MARGIN,
 ) -> Verdict:
-    """Teach a model a skill, keep what it could do, and return how that went.
-
-    The directory is a run directory, with `adapter/` (one ordinary PEFT adapter) and `skill/` (what a later skill goes on from). A
-    directory of the same request goes on where it stopped.
+    """Teach a model a skill, keep what it could do, and return how that went. A folder of the same request resumes where it
+    stopped.
     """
     if not (out / SKILL / REQUEST).exists():
         sealed.refuse_others(request, out)
@@ -151,7 +149,7 @@ def _session(request: SkillRequest) -> Session:
 
 
 def _teach(teaching: stages.Teaching, lease: Lease, *, stop: Stop | None, execution: Mapping[str, Any]) -> None:
-    """Do what is left of teaching a skill: what is kept, the run, the same again."""
+    """Do what is left of teaching a skill: measure what is kept, run, and measure again."""
     request, out, folder, method = teaching.request, teaching.out, teaching.folder, teaching.method
     begins = not (folder / "before").is_dir()
     try:
@@ -165,7 +163,7 @@ def _teach(teaching: stages.Teaching, lease: Lease, *, stop: Stop | None, execut
         raise
 
     def checked() -> None:
-        """The directory is still ours, and what the command reads is what it was."""
+        """Check that the directory is still ours, and that what the command reads is unchanged."""
         lease.check()
         sealed.compare_inputs(request, folder)
 

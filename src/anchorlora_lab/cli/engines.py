@@ -106,9 +106,8 @@ class Study:
 
 
 def study_options(command: Callable) -> Callable:
-    """Add --engine and what engines need, --model, --data, --set, --save-every, --check-every, and --allow-inexact.
-
-    They are gathered, with the recipe and --out, in the argument `study`.
+    """Add --engine and what engines need, --model, --data, --set, --save-every, --check-every, and --allow-inexact, gathered with
+    the recipe and --out in the argument `study`.
     """
 
     @recipe_options

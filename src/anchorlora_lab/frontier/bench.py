@@ -44,7 +44,7 @@ class Run:
 
 
 def planned(rows: Sequence[Row], skills: Sequence[str], seeds: Sequence[int]) -> list[Run]:
-    """Return all runs in the order of what they tell: a tier's rows on every skill, then its next seed beside the next tier."""
+    """Return all runs, the most informative first: a tier's rows on every skill, then its next seed beside the next tier."""
     begin = [Run(Row(BEFORE, rates=(0.0,), tier=0), 0.0, skill, seeds[0]) for skill in skills]
     runs = [
         ((row.tier + i, row.tier, i, j, n), Run(row, rate, skill, seed))

@@ -170,10 +170,8 @@ class Study:
 
 
 def studies_of(runs: Sequence[Run]) -> list[Study]:
-    """Group runs into studies, sequences first.
-
-    Runs of one task stand beside a study of sequences that has the task at the same settings, and runs at learning rate 0 beside
-    any study; they make studies of their own only where there are no others.
+    """Group runs into studies, sequences first. Runs of one task join a study of sequences with that task at the same settings, and
+    runs at learning rate 0 join any study; without one to join, they make studies of their own.
     """
     others = tuple(run for run in runs if len(run.order) == 1 or not run.trained)
     asked, labels = [run for run in runs if run.trained] or runs, model_labels(runs)

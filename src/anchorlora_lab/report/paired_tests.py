@@ -29,11 +29,10 @@ class PairedTest:
 
 
 def paired_tests(comparisons: Sequence[Mapping[Any, float]], *, level: float = 0.95) -> list[PairedTest]:
-    """Return a test of each comparison, corrected for their number.
+    """Return a test of each comparison, corrected for their number (Westfall and Young's step-down).
 
-    If two methods are alike, each difference of two runs that share everything else could as well have had the other sign; nothing
-    else is assumed. The signs of a pair are flipped in all comparisons together, so those that nearly repeat others cost little.
-    As in Holm's correction, the one with the largest ratio of mean to standard error is corrected for all, the next for all but it.
+    If two methods are alike, each difference of two runs that share everything else could as well have the other sign; nothing else
+    is assumed. The signs of a pair are flipped in all comparisons together, so comparisons that nearly repeat others cost little.
     """
     if not all(comparisons):
         raise InvalidValue("a comparison has no pairs")

@@ -119,7 +119,7 @@ def any_printed(values: Printed) -> bool:
 
 
 def _as_many_examples(run: Run) -> bool:
-    """A trace is about training alone: how many examples it was tested on is nothing to it."""
+    """True if the run has the paper's numbers of examples; a trace is about training alone, so its test examples do not count."""
     theirs, tested = PUBLISHED["protocol"], PUBLISHED["protocol"]["test_examples_per_task"]
     trained = all(run.setting("examples", task, "train") == theirs["train_examples"][task] for task in run.order)
     return trained and (bool(run.trace) or all(run.setting("examples", task, "test") == tested for task in run.order))

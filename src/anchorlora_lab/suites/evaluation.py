@@ -102,11 +102,9 @@ class TaskChange(FilePart):
         return self.change < -points
 
     def cannot_tell(self, points: float) -> str:
-        """Return why the task cannot show that its score fell by no more than a number of percentage points; "" if it can.
-
-        A score that is no higher than the number cannot fall by more. An interval that reaches as far on either side as the number
-        cannot show such a fall; nor can a few questions, even where no answer changed: of n, none may show what happens to 3.7/n of
-        all. The user's own prompts are no sample, and any of them counts; fewer than six show nothing.
+        """Return why the task cannot show that its score fell by no more than some points; "" if it can. The base score may be no
+        higher than that, the interval may reach as far on either side, or there are too few questions (an event that none of n
+        shows may happen in 3.7/n of all) or fewer than six own prompts, which are not a sample.
         """
         if self.base.score <= points:
             return f"its base score is {self.base.score:.2f}, so that it cannot fall by more than {points:g} points"
@@ -125,8 +123,8 @@ class TaskChange(FilePart):
 
     @property
     def uncertain(self) -> bool:
-        """True if another sample of questions might as well show no drop: the 95 % interval of the change reaches 0. The user's own
-        prompts are no sample: what they show is so.
+        """True if another sample of questions might show no drop: the 95 % interval of the change reaches 0. Own prompts are not a
+        sample.
         """
         return self.task != PROMPTS and self.interval is not None and self.interval[1] >= 0
 

@@ -81,10 +81,8 @@ def evaluate(
     force: bool = False,
     watch: Any = None,
 ) -> Evaluation:
-    """Evaluate a run or an adapter before and after training, and write eval.json there.
-
-    An existing eval.json that answers the same request is returned as it is. Mistakes are reported before any model is loaded
-    wherever possible.
+    """Evaluate a run or an adapter before and after training, and write eval.json there; one that answers the same request is
+    returned.
     """
     target = target_of(folder, model=model, trust_remote_code=trust_remote_code)
     inputs = _local_inputs(questions, target)

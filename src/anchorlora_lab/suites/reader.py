@@ -25,10 +25,8 @@ SAMPLE = 64  # tokens of an input by which it is seen whether the model reads pa
 
 
 class Reader(HFLM):
-    """lm_eval's interface to a causal model, with progress reported, truncated inputs counted, and NaN refused.
-
-    Inputs are read in packed rows where the model can: what they begin with, such as solved examples, is read once a row, and
-    logits are made of the continuations alone.
+    """lm_eval's interface to a causal model, with progress reported, truncated inputs counted, and NaN refused. It packs inputs if
+    the model can read them: a shared beginning, such as solved examples, is read once per row, and only continuations have logits.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, batch: int, watch: EvalProgress) -> None:
@@ -103,10 +101,8 @@ def _refuse_nan(logits: Tensor) -> None:
 def shared_rows(
     inputs: Sequence[tuple[tuple[int, ...], int]], most: int
 ) -> Iterator[tuple[int, list[tuple[tuple[int, ...], int]]]]:
-    """Yield sorted inputs in rows of at most so many tokens, with how many tokens of each row are shared.
-
-    An input joins a row where that reads fewer tokens than a row of its own. What is shared ends before the last n tokens of each
-    input, which are scored: n is given beside the tokens.
+    """Yield sorted inputs in rows of at most so many tokens, with the number of shared tokens of each row; an input joins a row if
+    that reads fewer tokens. Sharing ends before the last n tokens of an input, which are scored; n is given beside its tokens.
     """
     row: list[tuple[tuple[int, ...], int]] = []
     prefix = tokens = 0
@@ -127,9 +123,8 @@ def shared_rows(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence lm_eval and datasets, bars included, while the block runs; errors still come through.
-
-    Resampling for standard errors stays in this process: lm_eval would start a pool of processes and print on stdout.
+    """Silence lm_eval and datasets, bars included, during the block; errors still come through. Resampling stays in this process,
+    since lm_eval's pool of processes would print on stdout.
     """
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "evaluate", "transformers", "huggingface_hub")]
     levels, bars, resampled = [logger.level for logger in loggers], harness_task.tqdm, metrics.bootstrap_stderr

@@ -149,7 +149,7 @@ def is_learned(location: str, marks: Mapping[str, Any], *, of: str = "") -> bool
 
 
 def number_of(value: Any) -> float | None:
-    """Return a number, also as a file of text writes it; None for anything else."""
+    """Return a number, also one that is written as text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:

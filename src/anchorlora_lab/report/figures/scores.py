@@ -106,12 +106,11 @@ NUMBERED = 8  # tasks that leave room for a number in each cell
 
 
 def task_by_task(runs: Sequence[Run], looks: PlotStyles, reference: str | None = None) -> Figure:
-    """Draw the accuracy of every task, from when it was learned to the end, without protection and with it: one panel a task.
+    """Draw the accuracy of every task, from when it was learned to the end, without and with protection, in one panel per task.
 
-    Protected is the method with the highest AA of those whose rho counts as zero after every task. The user's own methods, those
-    that are not in the catalog, stand beside the two, and a reference in place of the unprotected method. Means are over the seeds
-    of the first order, with 95 % intervals: over runs where there are six, over test examples where there is one run that has its
-    predictions. A dotted line is the majority label.
+    Protected is the method with the highest AA of those whose rho counts as zero after every task. The user's own methods are drawn
+    too, and a reference in place of the unprotected method. Means over the seeds of the first order have 95 % intervals, over runs
+    if there are six, over test examples for one run with predictions. The dotted line is the majority label.
     """
     order, grid = Grid.of(runs).orders[0], Grid.of(runs)
     roles = roles_of(runs, reference)

@@ -134,9 +134,7 @@ def beside_each_other(count: int, *, width: float = 0.5) -> list[float]:
 
 
 def plain(text: str, longest: int = LONGEST) -> str:
-    """Return text from a record so that matplotlib draws it literally: no formulas, no hidden labels, long
-    text cut in the middle.
-    """
+    """Return text from a record for matplotlib to draw literally: no formulas, no hidden labels, long text cut in the middle."""
     text = text if len(text) <= longest else f"{text[: longest // 2]}…{text[-longest // 2 :]}"
     return ("\u200a" if text.startswith("_") else "") + visible(text).replace("$", r"\$")
 

@@ -76,11 +76,10 @@ def _filled(
 
 
 def compared(grid: Grid, reference: str | None = None) -> list[tuple[str, str]]:
-    """Return which methods are compared: all others with the reference or, without one, those that are declared.
+    """Return which methods are compared: all with the reference or, without one, the paper's pairs and those that catalog entries
+    name.
 
-    Declared are the paper's pairs, then each method with those that its catalog entry names. A method that is not in the catalog is
-    compared with those of the study that it extends: all of their parts, in their order, are among its own, and no other of them
-    has more.
+    A method outside the catalog is compared with the largest methods of the study whose parts, in order, are all among its own.
     """
     if reference in grid.methods:
         return [(method, reference) for method in grid.methods if method != reference]

@@ -120,10 +120,7 @@ class References:
 
 
 def same_tests(run: Run, other: Run) -> bool:
-    """Tell whether two runs have one base model and were tested alike, on the same examples of the same tasks.
-
-    How they were trained, and on how many examples, does not matter.
-    """
+    """Tell whether two runs have one base model and were tested on the same examples of the same tasks; training may differ."""
     alike = set(run.order) == set(other.order) and run.record.base_model == other.record.base_model
     return alike and _tests(run) == _tests(other)
 

@@ -44,9 +44,8 @@ def score_table(
     layout: Layout = AS_IS,
     printed_in: str = "standard_cl_qwen3_8b",
 ) -> Table:
-    """Means of scores over each method's runs, with what the layout has next to them.
-
-    Where it does not say: over a single order, standard deviations over its seeds; and intervals, where there are any.
+    """Means of scores over each method's runs, with the spread that the layout names beside them; by default, standard deviations
+    over the seeds of a single order, and intervals where there are any.
     """
     grid, references = Grid.of(runs), References.of(runs, others)
     over_seeds = layout.spread is None and grid.one_order and len(grid.seeds) > 1
