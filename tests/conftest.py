@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Libraries and tests stay: without them, each collection of garbage, of which every Trainer asks for one, is ten times shorter."""
+    """Keep collections of garbage, of which every Trainer asks for one, from looking through all that is imported."""
     gc.collect()
     gc.freeze()
 
@@ -68,6 +68,12 @@ def few_figures(request, monkeypatch):
         monkeypatch.setattr("anchorlora_lab.report.page.FILES", ())
         if not DRAWING & {*request.path.parts}:
             monkeypatch.setattr("anchorlora_lab.report.page.all_pictures", lambda *args, **kwargs: {})
+
+
+@pytest.fixture
+def without_pictures(monkeypatch):
+    """Pages of words and tables, for tests that look at these."""
+    monkeypatch.setattr("anchorlora_lab.report.page.all_pictures", lambda *args, **kwargs: {})
 
 
 @pytest.fixture(autouse=True)

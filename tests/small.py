@@ -15,6 +15,7 @@ from anchorlora.recipes import standard_cl
 
 TASKS = {"TC/fruit": ["apple", "pear"], "SC/mood": ["glad", "sad", "calm"], "TC/metal": ["iron", "gold"]}
 ORDER = ("fruit", "mood", "metal")
+PLAIN = {"TC/toys": ["ball", "doll"], "SC/views": ["good", "bad"], "COPA/COPA": ["A", "B"]}
 
 
 def write_benchmark(root: Path, *, train: int = 24, test: int = 6) -> Path:
@@ -32,6 +33,22 @@ def write_benchmark(root: Path, *, train: int = 24, test: int = 6) -> Path:
             (folder / f"{split}.json").write_text(json.dumps(rows))
     config = {group: [{"instruction_type": "zero-shot", "instruction": "Choose.\n"}] for group in ("TC", "SC")}
     (root / "instruction_config.json").write_text(json.dumps(config))
+    return root
+
+
+def write_folders(root: Path, *, train: int = 12, test: int = 6, instructions: bool = True) -> Path:
+    """A benchmark of other tasks, with instructions or without."""
+    for path, labels in PLAIN.items():
+        folder = root / path
+        folder.mkdir(parents=True)
+        (folder / "labels.json").write_text(json.dumps(labels))
+        for split, count in (("train", train), ("test", test)):
+            rows = [{"label": labels[i % 2], "sentence": f"{split} passage {i} about a {labels[i % 2]}\n"} for i in range(count)]
+            (folder / f"{split}.json").write_text(json.dumps(rows, indent=0))
+    if instructions:
+        texts = {"TC": "Which toy?\n", "SC": "Which view?\n"}
+        config = {group: [{"instruction_type": "zero-shot", "instruction": text}] for group, text in texts.items()}
+        (root / "instruction_config.json").write_text(json.dumps(config))
     return root
 
 

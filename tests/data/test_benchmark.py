@@ -3,15 +3,15 @@ import tracemalloc
 
 import pytest
 
-import data_folders as folders
 import models
+import small
 from anchorlora.data import Benchmark, Encoder
 from anchorlora.data.benchmark import OWN_WORDING
 
 
 @pytest.fixture
 def root(tmp_path):
-    return folders.make(tmp_path / "data")
+    return small.write_folders(tmp_path / "data")
 
 
 def test_tasks_labels_and_instructions_come_from_the_folder(root):
@@ -23,7 +23,7 @@ def test_tasks_labels_and_instructions_come_from_the_folder(root):
 
 
 def test_our_own_wording_is_used_where_a_folder_has_none(tmp_path):
-    benchmark = Benchmark(folders.make(tmp_path, instructions=False))
+    benchmark = Benchmark(small.write_folders(tmp_path, instructions=False))
     assert benchmark.task("toys").instruction == OWN_WORDING
 
 
@@ -107,7 +107,7 @@ def test_what_stays_in_memory_of_an_example_is_its_place_its_label_and_its_lengt
     held = []
     tokenizer = models.tokenizer(["red ball doll"])
     for count in (200, 1000):
-        root = folders.make(tmp_path / str(count))
+        root = small.write_folders(tmp_path / str(count))
         rows = [{"label": "ball", "sentence": f"{i} " + "red ball " * 40} for i in range(count)]
         (root / "TC/toys/train.json").write_text(json.dumps(rows))
         del rows

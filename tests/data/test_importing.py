@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-import data_folders as folders
+import small
 from anchorlora.data import Benchmark
 from anchorlora.data.importing import agrees, import_benchmark, verify_benchmark
 from anchorlora.data.manifest import facts_of, official
@@ -12,7 +12,7 @@ from anchorlora.data.manifest import facts_of, official
 
 @pytest.fixture
 def source(tmp_path):
-    root = folders.make(tmp_path / "source")
+    root = small.write_folders(tmp_path / "source")
     (root / "TC/toys/dev.json").write_text((root / "TC/toys/test.json").read_text())
     return root
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import data_folders as folders
 import records
+import small
 from anchorlora.adapters import attach, read_adapter
 from anchorlora.adapters.files import write_adapter
 from anchorlora.cli.parsing import recipe_named
@@ -153,7 +153,7 @@ def _log(root):
 
 def _benchmark(name):
     def make(root):
-        path = folders.make(root / "data", train=3, test=2) / name
+        path = small.write_folders(root / "data", train=3, test=2) / name
 
         def read(_):
             benchmark = Benchmark(root / "data")
