@@ -19,7 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, protect
 from anchorlora.adapters import anchor as anchors
 from anchorlora.adapters import lora_layers
-from anchorlora.constraints.protect import Protection, StepWatch, _StepHooks
+from anchorlora.constraints.protect import Protection, StepWatch
+from anchorlora.constraints.steps import StepHooks
 
 SFOR = [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]
 HARD = [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A")]
@@ -141,10 +142,11 @@ def unguarded(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Anchor, "changed", lambda self: [])
         patch.setattr(anchors, "refuse_unprotectable", lambda *_: None)
-        for name in ("refuse_unprotected", "refuse_moved", "project_copies"):
+        for name in ("refuse_unprotected", "refuse_moved"):
             patch.setattr(place, name, lambda *_: None)
+        patch.setattr("anchorlora.constraints.steps.project_copies", lambda *_: None)
         patch.setattr(sys.modules["anchorlora.constraints.optimizers"], "keeps_copies", lambda _: False)
         patch.setattr(Protection, "look", lambda self, step=None: None)
         patch.setattr(StepWatch, "look", lambda self, step=None: None)
-        patch.setattr(_StepHooks, "settle", lambda self: None)
+        patch.setattr(StepHooks, "settle", lambda self: None)
         yield

@@ -2,6 +2,7 @@
 
 from anchorlora.constraints.base import ActiveConstraint, Constraint
 from anchorlora.constraints.brake import KroneckerBrake
+from anchorlora.constraints.created import create_protected_optimizer
 from anchorlora.constraints.displacement import ProjectDisplacement, ProjectStep
 from anchorlora.constraints.distillation import Distillation
 from anchorlora.constraints.effective import EffectiveResponse
@@ -13,7 +14,7 @@ from anchorlora.constraints.input_start import InputStart
 from anchorlora.constraints.null_start import NullStart
 from anchorlora.constraints.optimizers import holds_factors, innermost
 from anchorlora.constraints.overlap import RoutingOverlap
-from anchorlora.constraints.protect import create_protected_optimizer, protect
+from anchorlora.constraints.protect import protect
 from anchorlora.constraints.retract import Retract
 from anchorlora.constraints.sensitivity import AnswerSensitivity, SensitiveCore
 from anchorlora.constraints.singular import ProjectSingular

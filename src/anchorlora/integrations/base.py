@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.constraints import ActiveConstraint, Constraint, protect
-from anchorlora.constraints.protect import constraints_for
+from anchorlora.constraints.created import constraints_for
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.errors import InvalidType
 from anchorlora.geometry import LayerCore, Subspace
