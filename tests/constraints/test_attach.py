@@ -11,7 +11,7 @@ from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Ret
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.errors import NotFinite
 from anchorlora.integrations.base import CallbackBase
-from toys import anchor_of, optimizer_for
+from toys import anchor_of, displacement, norm, on_core, optimizer_for, train
 
 SFOR = [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]
 
@@ -106,6 +106,22 @@ def test_a_callback_and_an_anchor_go_with_their_model_to_another_process():
         optimizer.step()
     callback.end()
     assert measure(callback.anchor).exact
+
+
+def test_an_iterator_of_constraints_and_one_alone_protect_and_a_class_is_refused():
+    """An iterator was read to its end before the first constraint began: nothing was protected, without a word."""
+    for given in (iter(SFOR), ProjectDisplacement("A")):
+        anchor = anchor_of()
+        optimizer = optimizer_for(anchor, "adamw")
+        with protect(optimizer, anchor, given) as active:
+            train(anchor, optimizer, 3)
+        assert len(active) == (1 if isinstance(given, ProjectDisplacement) else len(SFOR))
+        assert all(on_core(layer, displacement(layer)) < 1e-6 < norm(displacement(layer)) for layer in anchor.layers)
+    for given in (ProjectDisplacement, [ProjectDisplacement]):
+        refused = pytest.raises(TypeError, match=r"ProjectDisplacement is a class .* give ProjectDisplacement\(\.\.\)")
+        with refused, protect(optimizer_for(anchor, "adamw"), anchor, given):
+            pass
+    assert CallbackBase(ProjectDisplacement("A")).constraints == (ProjectDisplacement("A"),)
 
 
 @pytest.mark.parametrize("constraint", [ProjectDisplacement, ProjectGradient, Retract])

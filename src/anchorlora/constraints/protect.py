@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -130,7 +130,8 @@ def protect(
         >>> measure(anchor).exact
         True
     """
-    also_training = [also_training] if isinstance(also_training, str) else also_training
+    also_training = (also_training,) if isinstance(also_training, str) else tuple(also_training)
+    constraints = as_constraints(constraints)
     inner = innermost(optimizer)
     flags = [(p, p.requires_grad) for layer in anchor.layers for p in map(layer.factor, layer.names)]
     refuse_others_factors(inner, anchor)
@@ -180,6 +181,14 @@ def protect(
     except KeyboardInterrupt:
         _release(steps, hooks, ends, active, flags)
         raise
+
+
+def as_constraints(given: Constraint | Iterable[Constraint]) -> tuple[Constraint, ...]:
+    """Return constraints that can be read more than once, of an iterator too, or of one alone."""
+    constraints = (given,) if isinstance(given, Constraint) else tuple(given)
+    if named := next((c.__name__ for c in constraints if isinstance(c, type)), None):
+        raise InvalidType(f"{named} is a class and no constraint yet; give {named}(..)")
+    return constraints
 
 
 def constraints_for(anchor: Anchor) -> list[Constraint]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.constraints import ActiveConstraint, Constraint, protect
-from anchorlora.constraints.protect import constraints_for
+from anchorlora.constraints.protect import as_constraints, constraints_for
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.errors import InvalidType
 from anchorlora.geometry import LayerCore, Subspace
@@ -35,7 +35,7 @@ class CallbackBase:
         check_every: int = CHECK_EVERY,
         also_training: Collection[str] = (),
     ) -> None:
-        self.constraints = None if constraints is None else tuple(constraints)
+        self.constraints = None if constraints is None else as_constraints(constraints)
         self.check_every = check_every
         self.also_training = (also_training,) if isinstance(also_training, str) else tuple(also_training)
         self.anchoring: dict[str, Any] = {"cores": dict(cores), "wides": dict(wides), "past": dict(past)}  # which can be pickled
