@@ -65,7 +65,12 @@ def test_a_new_block_changes_no_output_and_alone_trains(changes, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"rank_pattern": {"v_proj": 3}, "alpha_pattern": {"v_proj": 4}}, {"alpha_pattern": {"v_proj": 5}}]
+    "changes",
+    [
+        {"rank_pattern": {"v_proj": 3}, "alpha_pattern": {"v_proj": 4}},
+        {"alpha_pattern": {"v_proj": 5}},
+        {"alpha_pattern": {"q_proj": 0}},  # a layer that does nothing
+    ],
 )
 def test_an_adapter_of_several_ranks_or_scales_continues_as_one(changes, tmp_path):
     before = save_old(tmp_path / "old", **changes)

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from torch import nn
 import models
 from anchorlora import Anchor, Subspace
 from anchorlora.adapters import AdapterStack, lora_layers, read_adapter, write_adapter
-from anchorlora.adapters.kinds import without_empty
+from anchorlora.adapters.kinds import hold, without_empty
 from anchorlora.errors import ProtectionLost
 
 EPS = torch.finfo(torch.float32).eps
@@ -127,6 +129,22 @@ def test_a_block_written_to_from_outside_during_a_task_is_noticed_at_the_fold():
         next(iter(lora_layers(b.model).values())).lora_A["history"].weight.add_(1e-6)
     with pytest.raises(ProtectionLost, match="frozen history at model.layers.0.self_attn.q_proj is not what"):
         b.fold()
+
+
+def test_a_copy_that_is_made_while_a_layer_is_held_switches_adapters_as_peft_does():
+    """As the average of weights that a loop keeps in a block: the block ends for the layer itself alone."""
+    b = stacked(1)
+    b.open(torch.Generator().manual_seed(2))
+    layer = next(iter(lora_layers(b.model).values()))
+    release = hold(layer, "default")
+    other = copy.deepcopy(layer)
+    for each in (layer, other):
+        each.enable_adapters(False)
+    assert (layer.disable_adapters, layer.active_adapters) == (False, ["history"])
+    assert other.disable_adapters
+    other.set_adapter("default")
+    assert other.active_adapters == ["default"]
+    release()
 
 
 def test_training_leaves_the_history_bitwise_as_it_was():

@@ -87,6 +87,8 @@ def test_what_cannot_be_exported_gets_one_line_and_nothing_is_written(finished, 
     copies = shutil.copytree(plain, tmp_path / "copies")
     (copies / "adapter_config.json").write_text(json.dumps(config | {"layer_replication": [[0, 1], [0, 2]]}))
     (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
+    bare = shutil.copytree(plain, tmp_path / "bare")
+    (bare / "adapter_config.json").unlink()
     capsys.readouterr()
     for source, arguments, message in [
         (
@@ -99,6 +101,7 @@ def test_what_cannot_be_exported_gets_one_line_and_nothing_is_written(finished, 
             [],
             f"{empty} is neither a run directory (config.yaml), nor a task of one, nor a saved adapter (adapter_config.json)",
         ),
+        (bare, [], f"{bare}/adapter_model.safetensors lies there without its adapter_config.json, which says what it adapts"),
         (full, [], f"{full} holds a model's full weights and no adapter; give a run, a task, or an adapter"),
         (dora, [], "describes a DoRA adapter, whose update is not a product s B A; merge it into its base with PEFT"),
         (copies, [], "sets layer_replication, so its layers are not those of the base model; merge it into its base with PEFT"),

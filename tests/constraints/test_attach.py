@@ -1,5 +1,6 @@
 """What `protect` refuses before the first step, by name."""
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,8 @@ import models
 from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, measure, protect
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.errors import NotFinite
-from toys import anchor_of, optimizer_for
+from anchorlora.integrations.base import CallbackBase
+from toys import anchor_of, displacement, norm, on_core, optimizer_for, train
 
 SFOR = [ProjectGradient("A"), Freeze("B"), ProjectDisplacement("A")]
 
@@ -89,6 +91,37 @@ def test_factors_of_a_model_that_are_not_finite_are_refused_as_such(factor, earl
     )
     with refused, protect(torch.optim.AdamW(blocks.trainable()), anchor, SFOR):
         pass
+
+
+def test_a_callback_and_an_anchor_go_with_their_model_to_another_process():
+    """As where a trainer starts its processes itself, and pickles what they are given."""
+    blocks, cores = adapted()
+    given = CallbackBase(cores=cores), blocks.anchor(cores=cores)
+    callback, anchor = pickle.loads(pickle.dumps(given))
+    optimizer = torch.optim.AdamW([p for p in anchor.model.parameters() if p.requires_grad])
+    callback.begin(anchor.model, optimizer)
+    with protect(optimizer, anchor, [Retract("A"), ProjectDisplacement("A")], check_every=1):
+        for layer in anchor.layers:
+            layer.factor("A").grad = torch.ones_like(layer.factor("A"))
+        optimizer.step()
+    callback.end()
+    assert measure(callback.anchor).exact
+
+
+def test_an_iterator_of_constraints_and_one_alone_protect_and_a_class_is_refused():
+    """An iterator was read to its end before the first constraint began: nothing was protected, without a word."""
+    for given in (iter(SFOR), ProjectDisplacement("A")):
+        anchor = anchor_of()
+        optimizer = optimizer_for(anchor, "adamw")
+        with protect(optimizer, anchor, given) as active:
+            train(anchor, optimizer, 3)
+        assert len(active) == (1 if isinstance(given, ProjectDisplacement) else len(SFOR))
+        assert all(on_core(layer, displacement(layer)) < 1e-6 < norm(displacement(layer)) for layer in anchor.layers)
+    for given in (ProjectDisplacement, [ProjectDisplacement]):
+        refused = pytest.raises(TypeError, match=r"ProjectDisplacement is a class .* give ProjectDisplacement\(\.\.\)")
+        with refused, protect(optimizer_for(anchor, "adamw"), anchor, given):
+            pass
+    assert CallbackBase(ProjectDisplacement("A")).constraints == (ProjectDisplacement("A"),)
 
 
 @pytest.mark.parametrize("constraint", [ProjectDisplacement, ProjectGradient, Retract])

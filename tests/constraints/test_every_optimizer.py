@@ -90,6 +90,24 @@ def test_a_frozen_factor_stays_bitwise_equal_despite_decay_and_a_stale_gradient(
     assert all(layer.factor("B").requires_grad for layer in anchor.layers), "protect gives B back when the block ends"
 
 
+class WithoutRate(torch.optim.Optimizer):
+    """An optimizer of somebody's own, whose groups hold nothing but parameters."""
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.data -= 1e-2 * parameter.grad.sign()
+
+
+def test_an_optimizer_without_a_learning_rate_is_protected_too():
+    anchor = anchor_of()
+    optimizer = WithoutRate(parameters(anchor), {})
+    with protect(optimizer, anchor, [Freeze("B"), ProjectDisplacement("A")]):
+        train(anchor, optimizer, STEPS)
+    for layer in anchor.layers:
+        assert_stays_off_core(layer, displacement(layer), 2 * EPS * norm(layer.factor("A")), "the displacement left the complement")
+
+
 @pytest.mark.parametrize("name", BENT)
 def test_gradient_projection_alone_leaks_where_coordinates_are_scaled_apart(name):
     """The premise of projecting the move.  If this fails, an optimizer has become kinder than we think."""

@@ -200,6 +200,21 @@ def test_what_no_answer_can_be_drawn_from_is_refused(stack, losses, error, said)
         AnswerSensitivity().end_task(stack.anchor(losses=losses and losses(stack.model)))
 
 
+def test_layers_that_checkpointing_runs_outside_the_graph_are_refused_and_the_other_kind_changes_nothing(stack):
+    """No gradient would reach them: the memory would be empty, and a brake that reads it would hold nothing back."""
+    anchor = stack.anchor(losses=losses_of(stack.model, texts(2)))
+    plain = AnswerSensitivity(examples=2).end_task(anchor)
+    stack.model.train()
+    stack.model.enable_input_require_grads()
+    for reentrant in (True, False):
+        stack.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        if reentrant:
+            with pytest.raises(TypeError, match="q_proj runs outside the graph, .* with use_reentrant=False"):
+                AnswerSensitivity(examples=2).end_task(anchor)
+    again = AnswerSensitivity(examples=2).end_task(anchor)
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in again.items())
+
+
 def test_readers_without_what_they_read_are_refused(stack):
     anchor = stack.anchor()
     with pytest.raises(ValueError, match=r"add AnswerSensitivity\(\) to the method"):

@@ -70,11 +70,14 @@ def test_protection_is_kept(row, note, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("given", [True, False])
-def test_a_stopped_training_goes_on_from_a_checkpoint_with_the_constraints_that_it_began_with(given, tmp_path):
-    """Without constraints, too: B of a block that was new when training began goes on training, and counts from zero."""
+@pytest.mark.parametrize(("given", "loaded"), [(True, False), (False, False), (True, True)])
+def test_a_stopped_training_goes_on_from_a_checkpoint_with_the_constraints_that_it_began_with(given, loaded, tmp_path):
+    """Without constraints, too: B of a block that was new when training began goes on training, and counts from zero, also where
+    the model is the checkpoint's already.
+    """
+    setting = SETTINGS["hard"]()
     for steps, checkpoint in ((20, None), (40, tmp_path / "half.ckpt")):
-        setting = SETTINGS["hard"]()
+        setting = setting if loaded else SETTINGS["hard"]()
         callback = LightningProtection(setting.constraints if given else None, **setting.options())
         trainer = fit(LIGHTNING[0], setting, callback, tmp_path, steps=steps, checkpoint=checkpoint)
         trainer.save_checkpoint(tmp_path / "half.ckpt")

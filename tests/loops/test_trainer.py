@@ -25,7 +25,7 @@ from anchorlora import (
     ProtectionCallback,
     measure,
 )
-from anchorlora.adapters import realized_weights
+from anchorlora.adapters import activate, realized_weights
 from anchorlora.adapters.stack import HISTORY
 from anchorlora.errors import InvalidValue, ProtectionLost
 from anchorlora.integrations.trainer import StepRecorderCallback
@@ -148,10 +148,12 @@ def test_training_that_is_taken_up_again_keeps_a_fresh_blocks_protection(given, 
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("own", [True, False])
-def test_a_braked_block_that_is_taken_up_again_ends_where_an_uninterrupted_one_does(own, tmp_path):
-    """The penalty, and what is measured, count from the empty block; an anchor of one's own may have drawn another A."""
-    ends = []
+@pytest.mark.parametrize("how", ["anew", "anchored", "loaded"])
+def test_a_braked_block_that_is_taken_up_again_ends_where_an_uninterrupted_one_does(how, tmp_path):
+    """The penalty, and what is measured, count from the empty block; an anchor of one's own may have drawn another A, and the model
+    may be the checkpoint's already.
+    """
+    ends, own = [], how == "anchored"
     for again in (False, True):
         setting = SETTINGS["hard"]()
         past = AnswerSensitivity(examples=4).end_task(replace(setting.anchor(), losses=old_losses(setting.model)))
@@ -159,6 +161,9 @@ def test_a_braked_block_that_is_taken_up_again_ends_where_an_uninterrupted_one_d
         if own and again:
             for layer in setting.anchor().layers:
                 layer.factor("A").data.normal_()
+        if how == "loaded" and again:
+            setting.model.load_adapter(str(tmp_path / "run/checkpoint-3"), "default", is_trainable=True)
+            activate(setting.model, "default", history=HISTORY)
         options = {"anchor": Anchor.of(setting.model, **options)} if own else options
         callback = ProtectionCallback([*setting.constraints, KroneckerBrake()], **options)
         saving = {} if again else {"save_strategy": "steps", "save_steps": 3}

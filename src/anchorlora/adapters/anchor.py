@@ -160,7 +160,7 @@ class Anchor:
         beside = WeightAnchor.of(model, cores=given_whole, held=held) if given_whole else None
         known = beside.held if beside else held
         rest = {n: Sums.of(t) for n, t in rest_of(model, [*layers, *(beside.layers if beside else ())]) if id(t) not in known}
-        return cls(tuple(layers), model, past, losses, adapter_name, rest, beside)
+        return cls(tuple(layers), model, dict(past), losses, adapter_name, rest, beside)
 
     def ending_at(self, factors: Mapping[str, Factors]) -> Anchor:
         """Return an anchor whose change is that of the whole stack: from the history at the task's start to given factors.

@@ -159,7 +159,10 @@ def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
     switched_off: list[str] = []
 
     def set_adapter(self: LoraLayer, adapter_names: str | list[str], *args: Any, **kwargs: Any) -> None:
-        """Activate an adapter beside the others, and leave frozen what was."""
+        """Activate an adapter beside the others, and leave frozen what was; a copy of the layer is PEFT's own again."""
+        if self is not module:
+            type(self).set_adapter(self, adapter_names, *args, **kwargs)
+            return
         given = [adapter_names] if isinstance(adapter_names, str) else adapter_names
         type(self).set_adapter(self, [*others, *(name for name in given if name not in others)], *args, **kwargs)
         for parameter in frozen:
@@ -167,7 +170,7 @@ def hold(module: LoraLayer, adapter_name: str) -> Callable[[], None]:
 
     def enable_adapters(self: LoraLayer, enabled: bool) -> None:
         """Switch the protected adapter alone on or off."""
-        if not others:
+        if not others or self is not module:
             type(self).enable_adapters(self, enabled)
         elif not enabled:
             switched_off[:] = switched_off or self.active_adapters

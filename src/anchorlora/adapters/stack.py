@@ -27,7 +27,7 @@ from anchorlora.adapters.targets import are_transposed, keep_unpacked, refuse_mi
 from anchorlora.adapters.whole import NO_WHOLE, WholeWeights, put_whole
 from anchorlora.devices import forked_generators, in_float64
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost, UnknownName
-from anchorlora.geometry import Factors
+from anchorlora.geometry import Factors, one_scale
 from anchorlora.store.files import new_folder
 
 CURRENT, HISTORY = "default", "history"  # PEFT's own name for the one: TRL looks for it
@@ -98,7 +98,7 @@ class AdapterStack:
     def continuing(cls, model: nn.Module, adapter: Path | str, *, rank: int, dropout: float = 0.0, seed: int = 0) -> AdapterStack:
         """Start a new task on top of a trained adapter, which becomes the frozen history.
 
-        The new adapter covers the layers of the old one, at its scale (the first layer's, if they differ), in float32. It starts
+        The new adapter covers the layers of the old one, at its scale (that of most layers, if they differ), in float32. It starts
         with B = 0, so no output changes. Whole weights that come with the old one (`modules_to_save`, `trainable_token_indices`) go
         on frozen. `model` of the result is a PeftModel for any trainer; only the new adapter trains. See
         `anchor` for protection and `save` for the result.
@@ -129,7 +129,7 @@ class AdapterStack:
         saved = fitted(read, [name for name, _ in model.named_modules()], where=str(adapter))
         refuse_misfit(model, saved, where=str(adapter))
         put_whole(model, whole, where=str(adapter))
-        scale = next(iter(saved.values())).scale
+        scale = one_scale(saved)
         stack = cls(model, tuple(sorted(saved)), rank=rank, alpha=scale * rank, dropout=dropout)
         stack.whole = whole
         stack.restore(saved, as_history=True)

@@ -140,8 +140,8 @@ def refuse_replaced(anchor: Anchor) -> None:
 
 def refuse_stuck(optimizer: Optimizer, anchor: Anchor, frozen: Collection[str]) -> None:
     """Refuse a frozen factor that is zero at every layer: the gradient of the other one is zero then, so nothing can train."""
-    groups = optimizer.param_groups
-    if not anchor.layers or any(layer.gated for layer in anchor.layers) or not any(g.get("initial_lr", g["lr"]) for g in groups):
+    moves = any(group.get("initial_lr", group.get("lr", 1)) for group in optimizer.param_groups)  # some have no rate
+    if not anchor.layers or any(layer.gated for layer in anchor.layers) or not moves:
         return
     for name in frozen:
         if not any(bool(getattr(layer.current.whole(), name).any()) for layer in anchor.layers):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from anchorlora.constraints.optimizers import (
 from anchorlora.constraints.steps import StepHooks, note_first_call
 from anchorlora.constraints.watch import CHECK_EVERY, StepWatch
 from anchorlora.devices import Uninterrupted, torch
-from anchorlora.errors import ProtectionLost
+from anchorlora.errors import InvalidType, ProtectionLost
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,7 +119,8 @@ def protect(
         >>> measure(anchor).exact
         True
     """
-    also_training = [also_training] if isinstance(also_training, str) else also_training
+    also_training = (also_training,) if isinstance(also_training, str) else tuple(also_training)
+    constraints = as_constraints(constraints)
     inner = innermost(optimizer)
     flags = [(p, p.requires_grad) for layer in anchor.layers for p in map(layer.factor, layer.names)]
     refuse_others_factors(inner, anchor)
@@ -169,6 +170,14 @@ def protect(
     except KeyboardInterrupt:
         _release(steps, hooks, ends, active, flags)
         raise
+
+
+def as_constraints(given: Constraint | Iterable[Constraint]) -> tuple[Constraint, ...]:
+    """Return constraints that can be read more than once, of an iterator too, or of one alone."""
+    constraints = (given,) if isinstance(given, Constraint) else tuple(given)
+    if named := next((c.__name__ for c in constraints if isinstance(c, type)), None):
+        raise InvalidType(f"{named} is a class and no constraint yet; give {named}(..)")
+    return constraints
 
 
 def _name_unprotected(anchor: Anchor) -> None:

@@ -94,6 +94,7 @@ class ExampleRecord:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Tensor, Tensor]] = []
         self.logits: Tensor | None = None
+        self.without: str | None = None  # a layer that ran outside the graph
 
     def inputs(self) -> dict[str, Tensor]:
         """Return x of every layer that the example reached."""
@@ -110,6 +111,11 @@ class ExampleRecord:
         def joined(xs: tuple[Tensor, ...], gs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
             return (xs[0], gs[0]) if len(xs) == 1 else (torch.cat(xs), torch.cat(gs))
 
+        if self.without is not None:
+            raise InvalidType(
+                f"{self.without} runs outside the graph, as in reentrant activation checkpointing, so no gradient reaches its "
+                "output; enable checkpointing with use_reentrant=False, or call model.eval() first"
+            )
         calls, self.calls = self.calls, []  # activation checkpointing calls the layers again
         of: Any = self.logits if loss is None else loss
         gradients = torch.autograd.grad([of], [y for *_, y in calls], [toward] if loss is None else None, allow_unused=True)
@@ -133,6 +139,7 @@ def record_examples(anchor: Anchor, who: str) -> Iterator[ExampleRecord]:
 
     def note(name: str, module: Any, args: tuple, output: Tensor) -> Tensor:
         """Add a call of the layer, with an output that gradients can be taken of."""
+        seen.without = seen.without or (None if torch.is_grad_enabled() else name)
         y = output if output.requires_grad else output.detach().requires_grad_()
         seen.calls.append((name, args[0].detach(), y))
         return y

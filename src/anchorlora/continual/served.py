@@ -16,7 +16,7 @@ from anchorlora.adapters import write_adapter
 from anchorlora.data.templates import stop_ids
 from anchorlora.data.thoughts import decode_answer
 from anchorlora.errors import Failed, InvalidValue, MissingExtra
-from anchorlora.geometry import Factors
+from anchorlora.geometry import Factors, one_scale
 from anchorlora.models.load import LoadedModel, ends_of
 from anchorlora.processes import Processes
 
@@ -50,7 +50,7 @@ class Served:
             temperature=0.0, max_tokens=max_new_tokens, stop_token_ids=sorted(stop_ids(tokenizer, ends_of(self.base_model.model)))
         )
         with tempfile.TemporaryDirectory() as folder:
-            scale = next(iter(factors.values())).scale  # vLLM reads one scale for all layers
+            scale = one_scale(factors)  # vLLM reads one scale for all layers
             same = {layer: f if f.scale == scale else f.scaled_to(scale) for layer, f in factors.items()}
             write_adapter(Path(folder) / "adapter", same, base=self.base_model.name)
             self._adapters += 1  # a number of its own, or vLLM would take the adapter that it has by that number

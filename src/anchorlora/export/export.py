@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.export.beside import beside, modules_of, terms, unknown_ends
 from anchorlora.export.serving import accepted_rank
 from anchorlora.export.source import ExportSource
-from anchorlora.geometry import Factors, scaled_change, truncated
+from anchorlora.geometry import Factors, one_scale, scaled_change, truncated
 from anchorlora.measurement import Drift, measure
 from anchorlora.measurement.adapters import layers
 from anchorlora.models.load import ends_of, load_weights, stops_of
@@ -168,12 +167,6 @@ def _adapter(source: ExportSource, rank: int | None, dtype: torch.dtype) -> Made
     }
     facts |= {"dtype": type_name(dtype), "layers": layers, "error": error, "protection": kept, "base": source.base}
     return write, facts
-
-
-def one_scale(factors: Mapping[str, Factors]) -> float:
-    """Return the scale of all layers of an export: the one that most have already, never 0, which llama.cpp reads as 1."""
-    count = Counter(f.scale for f in factors.values() if f.scale != 0)
-    return count.most_common(1)[0][0] if count else 1.0
 
 
 def _at(factors: Factors, scale: float) -> Factors:

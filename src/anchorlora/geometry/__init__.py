@@ -1,6 +1,6 @@
 """Linear algebra of protected subspaces and thin products.  Imports only torch and can be used alone."""
 
-from anchorlora.geometry.low_rank import Factors, Product, scaled_change, singular, truncated
+from anchorlora.geometry.low_rank import Factors, Product, one_scale, scaled_change, singular, truncated
 from anchorlora.geometry.room import JoinedCore, joined_within
 from anchorlora.geometry.rounding import Rounding, merge_
 from anchorlora.geometry.sketch import SketchedRows, growing_rows
@@ -26,6 +26,7 @@ __all__ = [
     "joined_by_layer",
     "joined_within",
     "merge_",
+    "one_scale",
     "scaled_change",
     "singular",
     "singular_directions",

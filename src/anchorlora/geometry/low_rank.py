@@ -19,6 +19,8 @@ S holds the singular values of s B A, strongest first; no other matrix of rank R
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -300,6 +302,15 @@ def truncated(factors: Factors, rank: int) -> Factors:
     A = torch.cat([A, A.new_zeros(missing, A.shape[1])])
     B = torch.cat([B, B.new_zeros(B.shape[0], missing)], dim=1)
     return Factors(A, B, factors.scale)
+
+
+def one_scale(factors: Mapping[str, Factors]) -> float:
+    """Return the scale that all layers take where they must share one: that of most layers.
+
+    Never 0, at which nothing could be learned; llama.cpp reads alpha 0 as "no alpha", which is a scale of 1.
+    """
+    count = Counter(f.scale for f in factors.values() if f.scale != 0)
+    return count.most_common(1)[0][0] if count else 1.0
 
 
 def scaled_change(now: Factors, before: Factors | None, scale: float) -> Factors:

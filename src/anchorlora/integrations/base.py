@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.constraints import ActiveConstraint, Constraint, protect
 from anchorlora.constraints.created import constraints_for
+from anchorlora.constraints.protect import as_constraints
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.errors import InvalidType
 from anchorlora.geometry import LayerCore, Subspace
@@ -34,23 +35,27 @@ class CallbackBase:
         check_every: int = CHECK_EVERY,
         also_training: Collection[str] = (),
     ) -> None:
-        self.constraints = None if constraints is None else tuple(constraints)
+        self.constraints = None if constraints is None else as_constraints(constraints)
         self.check_every = check_every
         self.also_training = (also_training,) if isinstance(also_training, str) else tuple(also_training)
-        self.anchoring: dict[str, Any] = {"cores": cores, "wides": wides, "past": past}
+        self.anchoring: dict[str, Any] = {"cores": dict(cores), "wides": dict(wides), "past": dict(past)}  # which can be pickled
         self.anchoring |= {"adapter_name": adapter_name, "history": history}
         self.anchor, self.own_anchor = anchor, anchor is not None
         self.stack = ExitStack()
         self.chosen: list[Constraint] | None = None  # of the model before a checkpoint or a first try, where none are given
         self.empty = False  # whether training began with B = 0, though a checkpoint is loaded since
+        self.began_empty = False  # the same of the last training, for its checkpoints
         self.active: list[ActiveConstraint] = []
 
     def note_beginning(self, model: nn.Module) -> Anchor:
         """Note how training begins, before a checkpoint is loaded: the constraints where none are given, and whether B = 0."""
         anchor = self.anchor if self.own_anchor and self.anchor is not None else Anchor.of(model, **self.anchoring)
         self.chosen = constraints_for(anchor) if self.constraints is None else None
-        self.empty = not self.own_anchor and not any(bool(layer.start.whole().B.any()) for layer in anchor.layers)
+        self.empty = self._is_empty(anchor)
         return anchor
+
+    def _is_empty(self, anchor: Anchor) -> bool:
+        return not self.own_anchor and not any(bool(layer.start.whole().B.any()) for layer in anchor.layers)
 
     def begin(self, model: nn.Module, optimizer: Any) -> None:
         """Start to protect. A second call before `end`, as when a trainer starts over, keeps the first anchor and constraints."""
@@ -61,6 +66,7 @@ class CallbackBase:
             self.anchor = Anchor.of(model, **self.anchoring)
             for layer in self.anchor.layers if empty else ():
                 layer.start.B.zero_()  # as it was, whatever a checkpoint has brought
+        self.began_empty = self._is_empty(self.anchor)
         how: dict[str, Any] = {"check_every": self.check_every, "also_training": self.also_training}
         constraints: Sequence[Constraint] = self.constraints or ()
         if self.constraints is None:

@@ -84,6 +84,18 @@ class LightningProtection(CallbackBase, Callback):
             raise InvalidValue(f"{len(holding)} of {len(trainer.optimizers)} optimizers hold the LoRA factors; exactly one must")
         self.begin(pl_module, holding[0])
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must say of how its training began."""
+        return {"empty": self.began_empty}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what a checkpoint says of how its training began.
+
+        Args:
+            state_dict: What `state_dict` has returned.
+        """
+        self.empty |= bool(state_dict.get("empty"))
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Verify the constraints a last time and release everything.
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
 
+STATE = "anchorlora"  # in trainer_state.json: what a checkpoint says of how its training began
+
+
 class ProtectionCallback(CallbackBase, TrainerCallback):
     """Protect LoRA factors from the beginning of `trainer.train()` to its end, also by an exception.
 
@@ -108,7 +111,9 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
                 f"load_best_model_at_end loads into the first of the active adapters, {active[0]}; set it to False, and load the "
                 "best checkpoint yourself"
             )
+        self.empty |= state.stateful_callbacks.get(STATE, {}).get("empty", False)  # of a checkpoint, which training goes on from
         self.begin(model, optimizer)
+        state.stateful_callbacks[STATE] = {"empty": self.began_empty}
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Verify the constraints a last time and release everything.

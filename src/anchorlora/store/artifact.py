@@ -157,6 +157,11 @@ def artifact_in(folder: Path) -> Artifact:
             return _of_run(folder, RunFolder.open(task[0].root), task[1])
     if adapters := adapters_in(folder):
         return Artifact("adapter", folder, adapters)
+    if (weights := sorted(folder.glob("adapter_model.*"))) and not (folder / "config.json").is_file():
+        raise InvalidValue(
+            f"{weights[0]} lies there without its {ADAPTER_CONFIG}, which says what it adapts and at which scale; copy that, too, "
+            "from where the adapter was saved"
+        )
     if any(any(folder.glob(pattern)) for pattern in WEIGHTS):
         return Artifact("model", folder, {})
     raise InvalidValue(

@@ -19,6 +19,7 @@ from anchorlora.constraints import AnswerSensitivity, Freeze, GradientStart
 from anchorlora.data.sample_files import HUB
 from anchorlora.data.sources import TextTaskSettings
 from anchorlora.errors import InvalidValue
+from anchorlora.geometry import one_scale
 from anchorlora.methods import METHODS, Method
 from anchorlora.methods.gated import GatedPerTask
 from anchorlora.methods.merged import MergedPerTask
@@ -126,7 +127,7 @@ class SkillRequest(Settings):
         if method.plan.family == "shared" and self.adapter is not None:
             factors = read_adapter(self.adapter, beside={})
             rank = max(f.rank for f in factors.values())
-            adapter = adapter.model_copy(update={"rank": rank, "alpha": next(iter(factors.values())).scale * rank})
+            adapter = adapter.model_copy(update={"rank": rank, "alpha": one_scale(factors) * rank})
         start = Start(
             old_adapter=None if self.adapter is None else str(self.adapter),
             old_cores=str(folder / "before" / CORES) if reads_cores(method) and (self.keep or self.after) else None,
