@@ -271,9 +271,12 @@ def true_precision(devices: Collection[str]) -> Iterator[Uninterrupted]:
         for device in devices:
             if torch.amp.is_autocast_available(device):
                 off.enter_context(torch.autocast(device, enabled=False))
-        try:
-            set_product_precision(("ieee",) * len(before) if len(before) > 1 else ("highest",))
-            yield signals
+        try:  # the outer one, since the one signal that passes may come within the inner `finally`
+            try:
+                set_product_precision(("ieee",) * len(before) if len(before) > 1 else ("highest",))
+                yield signals
+            finally:
+                signals.passing = False
+                set_product_precision(before)
         finally:
-            signals.passing = False
             set_product_precision(before)
