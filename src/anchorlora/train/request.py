@@ -268,6 +268,11 @@ def _source_to_keep(source: str) -> str:
     """A source of `--keep`, made absolute; a misspelled "self" is no file."""
     if source != SELF and get_close_matches(source.lower(), [SELF], cutoff=0.7) and not expanded(source).exists():
         raise InvalidValue(f"--keep {source}: there is no such file; what the model writes itself is kept with --keep self")
+    if (expanded(source) / CONFIG).is_file():
+        raise InvalidValue(
+            f"--keep {source}: this is a PEFT adapter, and what is kept is shown by text; give the adapter with --adapter, and "
+            "--keep FILE or --keep self beside it"
+        )
     return source if source == SELF else absolute(source)
 
 
