@@ -606,6 +606,8 @@ def test_a_skill_needs_no_data_loads_the_model_once_with_its_twin_is_read_when_f
     assert times == {file: file.stat().st_mtime_ns for file in out.rglob("*.safetensors")}
     assert main([*command[:4], "--keep", data["reviews"], *command[6:]]) == 2
     assert "belongs to another request (--keep:" in capsys.readouterr().err
+    assert main([*command, "--rank", "8"]) == 2
+    assert "belongs to another request (--set rank: not given -> 8); choose another --out" in capsys.readouterr().err
     assert len(loads) == 1
     trained = ("adapter/adapter_model.safetensors", "skill/unprotected/tasks/1-news/adapter/adapter_model.safetensors")
     files = [*trained, "skill/after/scores.json", "skill/after/memory.safetensors", "skill/unprotected/skill/after/scores.json"]
