@@ -282,6 +282,7 @@ def test_rows_are_spoken_of_only_where_something_befell_them_and_the_page_has_al
         assert str(number) in page or number is True or isinstance(number, dict)
     for name, cell in (("also_learned", "9, {} trained on, too"), ("empty", "0, {} have an empty one")):
         assert (f"<td>{cell.format(counts.get(name))}</td>" in page) is bool(counts.get(name))
+    assert ("Every number is over examples that nothing was trained on" in page) is not bool(counts.get("also_learned"))
     assert "Rows of text" in page
 
 
