@@ -85,7 +85,8 @@ class ProtectionLost(Stopped):
 def nearest_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.4) -> str:
     """Return what a message about an unknown name ends in: the nearest names, or all where none is near."""
     names = list(known)
-    return f"nearest: {', '.join(get_close_matches(name, names, n=most, cutoff=cutoff) or names)}"
+    near = get_close_matches(name, names, n=most, cutoff=cutoff)
+    return f"{'nearest' if near else 'there is'}: {', '.join(near or names)}"
 
 
 def message_of(error: BaseException) -> str:

@@ -157,9 +157,15 @@ BROKEN = [
     ("a.json", b'[{"text": "a"},\n', "a.json: not complete JSON"),
     (
         "a.json",
-        b'{"data": [{"text": "a"}]}',
-        f"a.json, line 1: no known column ({known_forms()}); it has: data",
+        b'{"answers": {"text": "a"}}',
+        f"a.json, line 1: no known column ({known_forms()}); it has: answers",
     ),
+    ("a.json", b'{"version": 1, "data": [{"text": "a"}]}', "a.json: one object around the rows, in 'data'; save that list of rows"),
+    ("a.json", b'{"data": [\n{"text": "a"}\n]}', "a.json: one object around the rows, in 'data'; save that list of rows"),
+    ("a.json", b'{\n"text": "a"\n}', "a.json: one object over several lines; give a list of such objects, or each on one line"),
+    ("a.csv", b"prompt,completion\na\n", "a.csv, line 2: column 'completion' holds nothing; fill it, or take the row out"),
+    ("a.jsonl", b'{"text": null}', "a.jsonl, line 1: column 'text' holds nothing; fill it, or take the row out"),
+    ("a.csv", b"messages\n[]\n", "a.csv, line 2: messages must be a list of messages, not text; save the rows as JSON Lines"),
     ("a.json", b"[]", "a.json holds no row"),
     ("a.csv", b'text\n"a\n', "a.csv, line 2: not readable CSV"),
     ("a.csv", b"text,n\na,1\n\xff,2\n", "a.csv, line 3: text holds characters that are not Unicode text"),
@@ -170,7 +176,7 @@ BROKEN = [
         "a.csv, line 3: more fields than the 2 that the first line names; put text that holds a semi",
     ),
     ("a.csv", b"prompt,text,prompt\na,b,c\n", "a.csv, line 1: names column 'prompt' twice, and one would be dropped; rename one"),
-    ("a.csv", b"n,text\n1\n", "a.csv, line 2: no known column"),
+    ("a.csv", b"n,text\n1\n", "a.csv, line 2: column 'text' holds nothing"),
     ("a.parquet", b"no parquet", "a.parquet: not readable after row 0"),
     ("a.bin", b"", "a.bin is not a kind of file that can be read; data is .jsonl, .json, .csv, .parquet, a folder"),
 ]
@@ -187,7 +193,8 @@ def test_a_broken_file_is_refused_with_its_line(name, content, said, tmp_path):
 def test_what_is_not_there_or_not_one_table_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no file .*none.jsonl; data is .jsonl"):
         read_samples(tmp_path / "none.jsonl")
-    with pytest.raises(ValueError, match="not readable after row 0"):
+    write_lines(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(ValueError, match=r"is a folder that datasets did not save; data is .*; in it: rows.jsonl$"):
         read_samples(tmp_path)
     parts = DatasetDict({"train": Dataset.from_list(ROWS), "test": Dataset.from_list(ROWS)})
     parts.save_to_disk(str(tmp_path / "parts"))
@@ -202,6 +209,7 @@ def test_without_datasets_parquet_and_saved_datasets_are_refused_with_the_remedy
     (tmp_path / "a.parquet").write_bytes(b"")
     known = util.find_spec
     monkeypatch.setattr("anchorlora.data.sample_files.find_spec", lambda name: None if name == "datasets" else known(name))
+    (tmp_path / "state.json").write_text("{}")
     for data in (tmp_path / "a.parquet", tmp_path):
         with pytest.raises(ValueError, match="is read by datasets, which is not installed: pip install datasets, or save the rows"):
             read_samples(data)

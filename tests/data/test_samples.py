@@ -182,7 +182,10 @@ def test_columns_by_other_names_drop_no_judgment(tmp_path):
 def test_every_row_needs_the_columns_of_the_first(tmp_path):
     path = tmp_path / "old.jsonl"
     path.write_text('{"text": "a"}\n{"text": "b", "messages": []}\n{"text": null}\n')
-    with pytest.raises(ValueError, match="line 3: no column 'text', which the first row has"):
+    with pytest.raises(ValueError, match="line 3: column 'text' holds nothing; fill it, or take the row out"):
+        read_samples(path)
+    path.write_text('{"text": "a"}\n{"id": 3}\n')
+    with pytest.raises(ValueError, match="line 2: no column 'text', which the first row has"):
         read_samples(path)
     path.write_text('{"text": "a"}\n{"prompt": "b", "completion": "c"}\n')
     with pytest.raises(

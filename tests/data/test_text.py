@@ -125,8 +125,10 @@ def test_the_holdout_is_a_tenth_whatever_the_order_of_rows_and_a_chat_is_never_d
         ([{"prompt": f"p{i}", "completion": ["yes", "no"][i % 2]} for i in range(20)], ["exact_match"], ("yes", "no")),
         ([{"prompt": f"p{i}", "completion": f"answer {i}"} for i in range(20)], ["token_f1", "exact_match"], ()),
         ([{"text": "the old mill"}] * 20, [], ()),
+        ([{"text": ["yes", "no"][i % 2]} for i in range(20)], [], ()),
+        ([{"prompt": f"p{i}" if i else "", "completion": f"answer {i}"} for i in range(20)], ["token_f1", "exact_match"], ()),
     ],
-    ids=["labels", "answers", "text"],
+    ids=["labels", "answers", "text", "short texts", "a first prompt that is empty"],
 )
 def test_the_answers_decide_the_metrics(rows, metrics, labels, tmp_path):
     task = files(tmp_path, rows).task("t")

@@ -246,7 +246,10 @@ def test_a_finished_skill_is_shown_when_it_was_moved_cannot_be_written_or_has_lo
         assert main([*words, "--out", str(moved)]) == 0
     finally:
         (tmp_path / "lost").rename(first)
-    assert "finished before" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "finished before" in said
+    assert str(second) not in said.replace(f"{moved}", "")
+    assert said.count(f"{moved}/adapter") == 2, "where it is, and how it is served"
     assert before == {file: file.stat().st_mtime_ns for file in moved.rglob("*")}
 
 

@@ -372,6 +372,7 @@ BAD = {
     "a device": (["--data", "/dev/null", "--keep", "self"], "/dev/null is a device or a pipe; data is"),
     "a name near that of a file": (["--data", "od.jsonl", "--keep", "self"], "nearest: "),
     "a misspelled self": (["--data", "news", "--keep", "selff"], "is kept with --keep self"),
+    "an adapter to keep": (["--data", "news", "--keep", "adapter"], "give the adapter with --adapter, and"),
     "no columns": (["--data", "odd", "--keep", "self"], "no known column"),
     "same size of nothing": (["--data", "news", "--keep", "self", "--same-size"], "--same-size trains an old adapter further"),
     "two beginnings": (["--data", "news", "--after", "news", "--adapter", "news"], "--adapter does not fit"),
@@ -393,12 +394,15 @@ def test_a_wrong_request_is_one_line_and_leaves_nothing(what, data, tmp_path, ca
     places = {
         "news": data["news"],
         "od.jsonl": str(tmp_path / "od.jsonl"),
+        "adapter": str(tmp_path / "adapter"),
         "odd": written(tmp_path / "odd.jsonl", [{"question": "a"}] * 3),
         "one": written(tmp_path / "one.jsonl", [{"text": "a"}]),
         "chat": written(
             tmp_path / "chat.jsonl", [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 9
         ),
     }
+    (tmp_path / "adapter").mkdir()
+    written(tmp_path / "adapter/adapter_config.json", [{}])
     words, said = BAD[what]
     words = [places.get(word, word) for word in words]
     assert main(["train", "embedded:mini", *words, *FEW, "--out", str(tmp_path / "out")]) == 2
@@ -602,6 +606,8 @@ def test_a_skill_needs_no_data_loads_the_model_once_with_its_twin_is_read_when_f
     assert times == {file: file.stat().st_mtime_ns for file in out.rglob("*.safetensors")}
     assert main([*command[:4], "--keep", data["reviews"], *command[6:]]) == 2
     assert "belongs to another request (--keep:" in capsys.readouterr().err
+    assert main([*command, "--rank", "8"]) == 2
+    assert "belongs to another request (--set rank: not given -> 8); choose another --out" in capsys.readouterr().err
     assert len(loads) == 1
     trained = ("adapter/adapter_model.safetensors", "skill/unprotected/tasks/1-news/adapter/adapter_model.safetensors")
     files = [*trained, "skill/after/scores.json", "skill/after/memory.safetensors", "skill/unprotected/skill/after/scores.json"]

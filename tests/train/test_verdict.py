@@ -280,4 +280,16 @@ def test_rows_are_spoken_of_only_where_something_befell_them_and_the_page_has_al
     page = render(replace(found, sentences=spoken).as_dict())
     for number in [50, *counts.values(), *counts.get("split", {}).values()]:
         assert str(number) in page or number is True or isinstance(number, dict)
+    for name, cell in (("also_learned", "9, {} trained on, too"), ("empty", "0, {} have an empty one")):
+        assert (f"<td>{cell.format(counts.get(name))}</td>" in page) is bool(counts.get(name))
+    assert ("Every number is over examples that nothing was trained on" in page) is not bool(counts.get("also_learned"))
     assert "Rows of text" in page
+
+
+@pytest.mark.parametrize("memory", [None, {"directions": 8.0, "energy": 0.68}])
+def test_the_page_says_how_many_directions_were_protected_and_what_they_hold(memory):
+    how = {"method": "m", "definition": "M()", "rho": 0.0, "tolerance": 1e-7, "chance": 0.1, "exact": True, "memory": memory}
+    page = render(whole(([1] * 40, [0.5] * 40), ([1] * 40, [0.5] * 40), protection=Protection(**how)).as_dict())
+    held = "8 directions of each trained layer,\nwhich hold 68 % of what the kept answers depend on"
+    assert (held in page) is bool(memory)
+    assert "directions protected at a layer" not in page, "a table of nothing"

@@ -8,11 +8,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from anchorlora.data.forms import known_columns
 from anchorlora.data.manifest import OWN, FileFacts, facts_of
 from anchorlora.data.rows import iterate_samples, samples_of
 from anchorlora.data.samples import Sample
@@ -23,6 +25,7 @@ from anchorlora.store.json import DISTINCT, Unreadable
 Rows = Iterator[tuple[str, Any]]
 KINDS = ".jsonl, .json, .csv, .parquet, a folder that datasets' save_to_disk wrote, or ORG/NAME:SPLIT of the hub"
 LARGEST_ROWS = 2**42  # bytes of a file of rows, which is never read whole
+SAVED = ("dataset_dict.json", "state.json")  # what `datasets` leaves in a folder, of several splits or one
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab"}
 HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*):([\w.-]+)")  # a file's name may hold a colon, but is found first
 
@@ -89,11 +92,26 @@ def _json_lines(path: Path) -> Rows:
 
 
 def _json(path: Path) -> Rows:
-    """A list of rows; else one row a line, whatever the file is called."""
+    """A list of rows; else one row a line, whatever the file is called; one object around them is refused."""
     content = path.read_bytes()
     if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        whole: Any = None
+        with suppress(ValueError, RecursionError):  # several objects, or none
+            whole = DISTINCT.decode(content.decode("utf-8-sig"))
+        if isinstance(whole, dict) and (key := _around_rows(whole)) is not None:
+            raise InvalidValue(f"{path}: one object around the rows, in {key!r:.40}; save that list of rows alone")
+        if isinstance(whole, dict) and b"\n" in content.strip():
+            raise InvalidValue(f"{path}: one object over several lines; give a list of such objects, or each on one line")
         return _json_lines(path)
     return _number_rows(str(path), _parsed(str(path), content))
+
+
+def _around_rows(whole: Mapping[str, Any]) -> str | None:
+    """The first key of an object that holds a list of rows, which are no turns of a chat."""
+    if known_columns() & whole.keys():
+        return None
+    lists = ((key, value) for key, value in whole.items() if isinstance(value, list) and value)
+    return next((k for k, v in lists if all(isinstance(row, dict) and not {"role", "from"} & row.keys() for row in v)), None)
 
 
 def _parsed(location: str, content: bytes) -> Any:
@@ -154,6 +172,10 @@ def _hub(name: str, split: str) -> Rows:
 
 
 def _saved_dataset(path: Path) -> Rows:
+    if not any((path / name).is_file() for name in SAVED):
+        files = sorted(file.name for file in path.iterdir() if file.suffix.lower() in KINDS.split(", "))
+        there = f"; in it: {', '.join(files[:3])}" if files else ""
+        raise InvalidValue(f"{path} is a folder that datasets did not save; data is {KINDS}{there}")
     datasets = _library(path)
 
     def opened() -> Any:

@@ -73,7 +73,7 @@ class TextFiles:
             answers = self._answers[name] = _Answers()
             for example in examples_of(self._rows(source, "train")):
                 answers.add(example)
-                if answers.counts is None:  # the file is not read any further
+                if answers.counts is None and not answers.plain:  # the file is not read any further
                     break
         else:
             answers = self._answers[name]
@@ -205,26 +205,26 @@ class _Answers:
         self.counts: dict[str, int] | None = {}  # None once an answer is no label
         self.firsts: dict[str, Example] = {}  # the first example of each
         self.examples = 0
-        self.plain = False  # whether the rows are plain text
+        self.plain = True  # whether all rows are plain text, so far
 
     def add(self, example: Example) -> None:
         """Look at an answer, unless it is known that they are no labels."""
+        self.plain &= not example.sentence and not example.messages
         if self.counts is None:
             return
         self.examples += 1
-        self.plain = self.examples == 1 and not example.sentence and not example.messages
         label = example.label.strip()
         self.counts[label] = self.counts.get(label, 0) + 1
         self.firsts.setdefault(label, example)
         called = example.reply is not None and example.reply.get("tool_calls")
-        if called or self.plain or len(label.split()) > LABEL_WORDS or len(self.counts) > MOST_LABELS:
+        if called or len(label.split()) > LABEL_WORDS or len(self.counts) > MOST_LABELS:
             self.counts = None
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels, by first appearance; none if the answers are texts."""
         counts = self.counts or {}
-        return tuple(counts) if 2 <= len(counts) <= self.examples / PER_LABEL else ()
+        return tuple(counts) if not self.plain and 2 <= len(counts) <= self.examples / PER_LABEL else ()
 
     def read(self, encoder: Encoder) -> tuple[str, ...]:
         """Return the labels as answers are compared, which a tokenizer and a template may write otherwise."""

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from anchorlora.adapters import read_adapter
-from anchorlora.config import BaseModelSettings, Count, Place, Positive, Recipe, Settings, Start, Targets, TaskName
+from anchorlora.config import BaseModelSettings, Count, Place, Positive, Recipe, Settings, Start, Targets, TaskName, differences
 from anchorlora.constraints import AnswerSensitivity, Freeze, GradientStart
 from anchorlora.data.sample_files import HUB
 from anchorlora.data.sources import TextTaskSettings
@@ -55,12 +55,19 @@ INSTEAD = {
 }
 
 
-def name_option(difference: str) -> str:
-    """Return a difference of two requests, which begins with a field, by the option that asks for it."""
-    field, colon, values = difference.partition(": ")
-    section, _, name = field.partition(".")
-    asked = "--set" if section in ("settings", "numbers") else INSTEAD.get(name if section == "base_model" else section, field)
-    return asked + colon + values
+def changed_options(was: SkillRequest, now: SkillRequest) -> list[str]:
+    """Return the differences of two requests, each by the option that asks for it."""
+    found = []
+    for difference in differences(was, now):
+        field, colon, values = difference.partition(": ")
+        section, _, name = field.partition(".")
+        if section not in ("settings", "numbers"):
+            found.append(INSTEAD.get(name if section == "base_model" else section, field) + colon + values)
+            continue
+        then, other = getattr(was, section), getattr(now, section)
+        changed = [name for name in sorted({*then, *other}) if then.get(name) != other.get(name)]
+        found += [f"--set {name}: {then.get(name, 'not given')} -> {other.get(name, 'not given')}" for name in changed]
+    return found
 
 
 class SkillRequest(Settings):
@@ -269,6 +276,11 @@ def _source_to_keep(source: str) -> str:
     """A source of `--keep`, made absolute; a misspelled "self" is no file."""
     if source != SELF and get_close_matches(source.lower(), [SELF], cutoff=0.7) and not expanded(source).exists():
         raise InvalidValue(f"--keep {source}: there is no such file; what the model writes itself is kept with --keep self")
+    if (expanded(source) / CONFIG).is_file():
+        raise InvalidValue(
+            f"--keep {source}: this is a PEFT adapter, and what is kept is shown by text; give the adapter with --adapter, and "
+            "--keep FILE or --keep self beside it"
+        )
     return source if source == SELF else absolute(source)
 
 

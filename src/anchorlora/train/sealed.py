@@ -35,7 +35,7 @@ from anchorlora.store.run_folder import (
 )
 from anchorlora.store.seal import SEAL, damage, read_sealed, seal, sha256, write_sealed
 from anchorlora.train.kept import ROWS
-from anchorlora.train.request import REQUEST, SELF, SkillRequest, earlier_sources, name_option, request_in
+from anchorlora.train.request import REQUEST, SELF, SkillRequest, changed_options, earlier_sources, request_in
 
 OF_A_MODEL = (*("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.model", "*.txt", "*.tiktoken", "*.py"), *TEMPLATES)
 
@@ -67,7 +67,7 @@ def refuse_others(request: SkillRequest, out: Path) -> None:
     """Check that this is the directory of the request, or empty but for what a killed process has left; write nothing."""
     file = out / SKILL / REQUEST
     if file.exists():
-        changed = [name_option(difference) for difference in differences(request_in(file), request)]
+        changed = changed_options(request_in(file), request)
         if changed:
             raise InvalidValue(f"{out} belongs to another request ({'; '.join(changed[:3])}); choose another --out")
     elif out.exists() and not out.is_dir():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, rows_te
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
 from anchorlora.train.kept import OWN_SHARE, count_kept, refuse_repeated
 from anchorlora.train.request import REQUEST, SELF, SkillRequest, earlier_sources, leaves_rows, refuse_early
-from anchorlora.train.verdict import Verdict, verdict_of
+from anchorlora.train.verdict import Verdict, serving, verdict_of
 
 UNPROTECTED = "unprotected"
 
@@ -96,7 +97,10 @@ def _read_verdict(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
     run.refuse_damaged_skill()
     run.finished()
     verdict = read_file(run.verdict, Verdict, remedy="train the skill again, with another --out")
-    return verdict if verdict.margin == margin else _judge(request, out, margin)
+    if verdict.margin != margin:
+        return _judge(request, out, margin)
+    moved = verdict.adapter != str(run.adapter)  # or is called otherwise, from another folder
+    return replace(verdict, adapter=str(run.adapter), serve=serving(run.adapter, request)) if moved else verdict
 
 
 def _judge(request: SkillRequest, out: Path, margin: Margin) -> Verdict:

@@ -22,6 +22,10 @@ def form_of(row: Row) -> Form:
     for form in fitting:
         refuse_form(row, form)
     if not fitting:
+        filled = {name for name in known_columns() if row.columns.get(name) is not None}
+        for form in FORMS:
+            if form.read and row.columns.keys() >= {*form.columns} and filled <= form.known:
+                row.value(next(name for name in form.columns if row.columns[name] is None), object)
         remedy = "name yours with --columns prompt=MINE,completion=MINE"
         raise InvalidValue(f"{row.place}: no known column ({known_forms()}); it has: {list_columns(row)}; {remedy}")
     there = {name for name, value in row.columns.items() if value is not None}

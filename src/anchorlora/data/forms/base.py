@@ -78,11 +78,14 @@ class Row:
     def value(self, name: str, *kinds: type) -> Any:
         """Return what a column holds, of one of some kinds."""
         value = self.columns.get(name)
+        if value is None and name in self.columns:
+            raise self.refusal(f"column {name!r} holds nothing; fill it, or take the row out")
         if value is None:
             raise self.refusal(f"no column {name!r}, which the first row has; give every row the same columns")
         if not isinstance(value, kinds):
             wanted = " or ".join(WORDS[kind] for kind in kinds)
             quoted = "; put it in quotes" if str in kinds and isinstance(value, (int, float)) else ""
+            quoted = "; save the rows as JSON Lines, with a list there" if isinstance(value, str) else quoted
             raise self.refusal(f"{name} must be {wanted}, not {kind_of(value)}{quoted}")
         if not all(map(is_unicode, _texts(value))):
             raise self.refusal(f"{name} holds characters that are not Unicode text; save the file as UTF-8")
