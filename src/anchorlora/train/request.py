@@ -57,17 +57,17 @@ INSTEAD = {
 
 def changed_options(was: SkillRequest, now: SkillRequest) -> list[str]:
     """Return the differences of two requests, each by the option that asks for it."""
-    found = []
+    options = []
     for difference in differences(was, now):
         field, colon, values = difference.partition(": ")
         section, _, name = field.partition(".")
         if section not in ("settings", "numbers"):
-            found.append(INSTEAD.get(name if section == "base_model" else section, field) + colon + values)
+            options.append(INSTEAD.get(name if section == "base_model" else section, field) + colon + values)
             continue
         then, other = getattr(was, section), getattr(now, section)
         changed = [name for name in sorted({*then, *other}) if then.get(name) != other.get(name)]
-        found += [f"--set {name}: {then.get(name, 'not given')} -> {other.get(name, 'not given')}" for name in changed]
-    return found
+        options += [f"--set {name}: {then.get(name, 'not given')} -> {other.get(name, 'not given')}" for name in changed]
+    return options
 
 
 class SkillRequest(Settings):
