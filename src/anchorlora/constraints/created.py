@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import Constraint
@@ -40,7 +40,7 @@ def create_protected_optimizer(
     *,
     cores: Mapping[str, Subspace | LayerCore | Tensor],
     past: Mapping[str, Tensor] | None = None,
-    constraints: Sequence[Constraint] | None = None,
+    constraints: Constraint | Iterable[Constraint] | None = None,
     adapter_name: str | None = None,
     also_training: Collection[str] = (),
     **kwargs: Any,

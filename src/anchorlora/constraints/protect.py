@@ -67,7 +67,7 @@ class Protection(list[ActiveConstraint]):
 def protect(
     optimizer: Optimizer,
     anchor: Anchor,
-    constraints: Sequence[Constraint],
+    constraints: Constraint | Iterable[Constraint],
     *,
     check_every: int = CHECK_EVERY,
     step: int = 0,
@@ -83,7 +83,7 @@ def protect(
     Args:
         optimizer: A torch optimizer that trains the anchor's factors, or a wrapper of one such as Accelerate's.
         anchor: The adapted layers, their start, and the directions to protect; see `Anchor.of`.
-        constraints: Constraints, in the order in which they act. A `Trace` goes last.
+        constraints: One constraint, or several in the order in which they act. A `Trace` goes last.
         check_every: Optimizer steps between two verifications on the live parameters; there is one after the second step and one
             at the end as well.
         step: Optimizer steps already made in this task. Load their outcome inside the block: constraints begin from the start.
@@ -120,7 +120,7 @@ def protect(
         True
     """
     also_training = (also_training,) if isinstance(also_training, str) else tuple(also_training)
-    constraints = as_constraints(constraints)
+    chosen = as_constraints(constraints)
     inner = innermost(optimizer)
     flags = [(p, p.requires_grad) for layer in anchor.layers for p in map(layer.factor, layer.names)]
     refuse_others_factors(inner, anchor)
@@ -129,7 +129,7 @@ def protect(
         signals.passing = True
         refuse_unsound(anchor, when=f"before step {step + 1}")
     refuse_unprotected(inner, anchor, also_training)
-    refuse_nothing_free(anchor, {name for c in constraints for name in getattr(c, "closes", ())})
+    refuse_nothing_free(anchor, {name for c in chosen for name in getattr(c, "closes", ())})
     _name_unprotected(anchor)
     active = Protection()
     hooks: list[Any] = []
@@ -140,7 +140,7 @@ def protect(
             with true_precision(anchor) as signals:
                 signals.passing = True  # what constraints prepare may take minutes
                 refuse_unlike_processes(anchor)
-                for constraint in constraints:
+                for constraint in chosen:
                     active.append(constraint.begin_task(anchor))
                 refuse_stuck(inner, anchor, [c.factor for c in active if isinstance(c, Frozen)])
                 refuse_moved(active)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,7 +24,7 @@ class CallbackBase:
 
     def __init__(
         self,
-        constraints: Sequence[Constraint] | None = None,
+        constraints: Constraint | Iterable[Constraint] | None = None,
         *,
         cores: Mapping[str, Subspace | LayerCore | Tensor] = NOTHING,
         wides: Mapping[str, Subspace | Tensor] = NOTHING,
