@@ -120,7 +120,8 @@ def test_a_fold_keeps_the_core_exactly_and_the_record_names_the_memory(folded):
     refuse_leak(folded, "fold-16")
     record = json.loads((folded / "record.json").read_text())
     assert record["protocol"]["start"] == {"old_memory": sha256(folded / "skill/before/memory.safetensors")}
-    assert verdict(folded)["protection"]["memory"]["directions"] == 8
+    protection = verdict(folded)["protection"]
+    assert (protection["memory"]["directions"], protection["penalty"]) == (8, 100)
     assert any("8 directions at each layer" in said for said in verdict(folded)["sentences"])
 
 

@@ -289,7 +289,8 @@ def test_rows_are_spoken_of_only_where_something_befell_them_and_the_page_has_al
 @pytest.mark.parametrize("memory", [None, {"directions": 8.0, "energy": 0.68}])
 def test_the_page_says_how_many_directions_were_protected_and_what_they_hold(memory):
     how = {"method": "m", "definition": "M()", "rho": 0.0, "tolerance": 1e-7, "chance": 0.1, "exact": True, "memory": memory}
+    how["penalty"] = 100.0 if memory else None
     page = render(whole(([1] * 40, [0.5] * 40), ([1] * 40, [0.5] * 40), protection=Protection(**how)).as_dict())
     held = "8 directions of each trained layer,\nwhich hold 68 % of what the kept answers depend on"
-    assert (held in page) is bool(memory)
+    assert (held in page) is ("slows every other change by how much the kept answers depend on it" in page) is bool(memory)
     assert "directions protected at a layer" not in page, "a table of nothing"

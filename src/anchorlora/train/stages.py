@@ -171,6 +171,9 @@ def before(teaching: Teaching) -> None:
             directions = mean(layer_core.core.k for layer_core in protected)
             energy = mean(layer_core.retained_energy for layer_core in protected)
             facts["memory"] = {"directions": directions, "energy": energy}
+        facts["penalty"] = next(
+            (c.strength for c in method.constraints if getattr(c, "reads", ()) and hasattr(c, "strength")), None
+        )
         write_text(temporary / FACTS, json.dumps(facts, indent=1))
         tasks = {request.name: teaching.files, **{p.name: probes_in(temporary, p.name) for p in parts if p.probes}}
         scores = score_tasks(session, adapted, tasks, recipe, teaching.say, teaching.tell)

@@ -70,6 +70,7 @@ class Protection:
     chance: float | None  # what a change that ignores them would have
     exact: bool
     memory: dict[str, float] | None = None  # mean directions and energy of cores that come of what answers depend on
+    penalty: float | None = None  # strength of the one on all changes that these answers depend on
     capacity: dict[str, Any] | None = None  # how many directions are protected, and the room that is left
 
 
@@ -183,6 +184,7 @@ def _protection(record: Record, facts: Mapping[str, Any], capacity: Path) -> Pro
         chance=None if drift is None else drift.chance,
         exact=drift is not None and drift.exact,
         memory=facts.get("memory"),
+        penalty=facts.get("penalty"),
         capacity=dict(loads(capacity.read_text())) if capacity.is_file() else None,  # methods without cores leave none
     )
 
@@ -264,7 +266,8 @@ def _describe_protection(protection: Protection) -> list[str]:
         )
     if memory := protection.memory:
         held = f"{100 * memory['energy']:.0f} % of what the kept answers depend on"
-        lines.append(f"protection: {memory['directions']:.0f} directions at each layer, which hold {held}")
+        rest = "; a penalty slows the rest" if protection.penalty else ""
+        lines.append(f"protection: {memory['directions']:.0f} directions at each layer, which hold {held}{rest}")
     if protection.capacity:
         lines.append(_room(protection.capacity))
     return lines
