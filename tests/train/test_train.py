@@ -101,7 +101,8 @@ def test_beside_an_old_adapter_snapshot_needs_nothing_named_and_adds_half_of_the
 def test_the_verdict_says_what_the_files_say(taught):
     found = verdict(taught)
     assert found["skill"]["loss"]["interval"][1] < 0, "learned"
-    assert found["protection"]["exact"] and found["protection"]["penalty"] is None
+    assert found["protection"]["exact"]
+    assert found["protection"]["penalty"] is None
     assert found["unprotected"]["skill"]["loss"]["after"] < found["skill"]["loss"]["before"]
     (kept,) = found["kept"]
     assert (kept["name"], kept["n"]) == ("reviews", 16)
