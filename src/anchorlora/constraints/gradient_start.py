@@ -92,7 +92,8 @@ class GradientStart(ProtectsPast):
         Raises:
             InvalidValue: B of a layer is not 0, so the function would change; or the anchor has no `losses`, or they give none;
                 or a weight is unknown, or its directions and the core leave nothing to train.
-            InvalidType: A factor is not stored in float32 or float64, or is split over processes (FSDP2).
+            InvalidType: A factor is not stored in float32 or float64, or is split over processes (FSDP2), or a layer runs outside
+                the graph (reentrant activation checkpointing).
         """
         refuse_learned(anchor, "GradientStart")
         toward: dict[str, Tensor] = {}

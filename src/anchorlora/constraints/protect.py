@@ -94,8 +94,8 @@ def protect(
         The active constraints in order; the loop adds the `loss` of each to the task loss where there is one.
 
     Raises:
-        InvalidType: The optimizer's steps cannot be followed, factors are not float32 or float64, or a constraint needs `loss` and
-            the loop does not ask for it.
+        InvalidType: The optimizer's steps cannot be followed, factors are not float32 or float64, a class is given for a
+            constraint, or a constraint needs `loss` and the loop does not ask for it.
         InvalidValue: The optimizer or the model does not hold the factors, something else of a protected layer trains, the factors
             have moved since the anchor was made, a core is not orthonormal, or nothing can train: a frozen factor is zero, or all
             directions of all inputs are protected.

@@ -89,7 +89,8 @@ class AnswerSensitivity(ProtectsPast):
 
         Raises:
             InvalidValue: The anchor has no `losses`, or they give no example.
-            InvalidType: The losses are no cross-entropy of the model's logits, so no answers can be drawn.
+            InvalidType: The losses are no cross-entropy of the model's logits, so no answers can be drawn; or a layer runs outside
+                the graph, as under reentrant activation checkpointing.
         """
         from anchorlora.geometry import SpikedCovariance, growing_rows
 

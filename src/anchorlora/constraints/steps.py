@@ -51,6 +51,7 @@ class StepHooks:
         return None
 
     def after(self, optimizer: Optimizer, *_: Any) -> None:
+        """Act after the step, on what it has moved, and count it."""
         if self.skips or self._is_inner(_step_frame()):
             return
         asked = self.gradients
@@ -127,6 +128,7 @@ def _each(active: Sequence[ActiveConstraint], hook: Callable[[ActiveConstraint],
 
 
 def note_first_call(active: ActiveConstraint, unasked: dict[int, ActiveConstraint]) -> None:
+    """Take a constraint off the unasked ones as soon as the loop asks for its loss."""
     ask = active.loss
 
     def loss(batch: Any, outputs: Any) -> Tensor | float:
