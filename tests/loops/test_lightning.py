@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 
+from anchorlora import measure
 from loops.cases import LIGHTNING
 from loops.setting import CLIP, SETTINGS, adamw, learned, loss_of, schedule, steps_of, tokens, trained, verdict
 
@@ -87,6 +88,20 @@ def test_a_stopped_training_goes_on_from_a_checkpoint_with_the_constraints_that_
         assert float((A @ layer.core.basis.double()).norm()) <= 2 * torch.finfo(torch.float32).eps * float(A.norm())
         assert not layer.start_factor("B").any()  # as training began
         assert layer.factor("B").any()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_learned_adapter_that_is_taken_up_again_counts_from_where_training_began(loaded, tmp_path):
+    setting, starts = learned(), []
+    for steps, checkpoint in ((20, None), (40, tmp_path / "half.ckpt")):
+        setting = setting if loaded else learned()
+        callback = LightningProtection(setting.constraints, **setting.options())
+        trainer = fit(LIGHTNING[0], setting, callback, tmp_path, steps=steps, checkpoint=checkpoint)
+        trainer.save_checkpoint(tmp_path / "half.ckpt")
+        starts.append([layer.start_factor("A") for layer in callback.anchor.layers])
+    assert all(torch.equal(one, other) for one, other in zip(*starts, strict=True))
+    assert measure(callback.anchor).exact
 
 
 @pytest.mark.filterwarnings("ignore")

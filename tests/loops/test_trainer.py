@@ -148,22 +148,23 @@ def test_training_that_is_taken_up_again_keeps_a_fresh_blocks_protection(given, 
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("setting_name", SETTINGS)
 @pytest.mark.parametrize("how", ["anew", "anchored", "loaded"])
-def test_a_braked_block_that_is_taken_up_again_ends_where_an_uninterrupted_one_does(how, tmp_path):
-    """The penalty, and what is measured, count from the empty block; an anchor of one's own may have drawn another A, and the model
-    may be the checkpoint's already.
+def test_a_braked_adapter_that_is_taken_up_again_ends_where_an_uninterrupted_one_does(how, setting_name, tmp_path):
+    """The penalty, and what is measured, count from where training began, from the empty block if that was new; an anchor of one's
+    own may have drawn another A for it, and the model may be the checkpoint's already.
     """
     ends, own = [], how == "anchored"
     for again in (False, True):
-        setting = SETTINGS["hard"]()
+        setting = SETTINGS[setting_name]()
         past = AnswerSensitivity(examples=4).end_task(replace(setting.anchor(), losses=old_losses(setting.model)))
         options = {**setting.options(), "past": past}
-        if own and again:
+        if own and again and setting.history:
             for layer in setting.anchor().layers:
                 layer.factor("A").data.normal_()
         if how == "loaded" and again:
             setting.model.load_adapter(str(tmp_path / "run/checkpoint-3"), "default", is_trainable=True)
-            activate(setting.model, "default", history=HISTORY)
+            activate(setting.model, "default", history=setting.history)
         options = {"anchor": Anchor.of(setting.model, **options)} if own else options
         callback = ProtectionCallback([*setting.constraints, KroneckerBrake()], **options)
         saving = {} if again else {"save_strategy": "steps", "save_steps": 3}

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from anchorlora.adapters import NOTHING, Anchor
+from anchorlora.adapters import NOTHING, AdaptedLayer, Anchor
+from anchorlora.adapters.sharding import as_split, local
 from anchorlora.constraints import ActiveConstraint, Constraint, protect
 from anchorlora.constraints.created import constraints_for
 from anchorlora.constraints.protect import as_constraints
@@ -45,6 +46,7 @@ class CallbackBase:
         self.chosen: list[Constraint] | None = None  # of the model before a checkpoint or a first try, where none are given
         self.empty = False  # whether training began with B = 0, though a checkpoint is loaded since
         self.began_empty = False  # the same of the last training, for its checkpoints
+        self.starts: Mapping[str, Tensor] = {}  # of the training that a checkpoint goes on with: its factors when it began
         self.active: list[ActiveConstraint] = []
 
     def note_beginning(self, model: nn.Module) -> Anchor:
@@ -57,15 +59,30 @@ class CallbackBase:
     def _is_empty(self, anchor: Anchor) -> bool:
         return not self.own_anchor and not any(bool(layer.start.whole().B.any()) for layer in anchor.layers)
 
+    def start_tensors(self) -> dict[str, Tensor]:
+        """Return the factors that training began with, whole, for its checkpoints; an anchor of one's own knows them itself. All
+        processes must call it.
+        """
+        layers = self._layers() if self.anchor is not None and not self.own_anchor else []
+        return {f"{layer.name}.{n}": getattr(layer.placed_start().whole(), n) for layer in layers for n in layer.names}
+
+    def _layers(self) -> list[AdaptedLayer]:
+        assert self.anchor is not None
+        return [*self.anchor.layers, *(self.anchor.beside.layers if self.anchor.beside is not None else ())]
+
     def begin(self, model: nn.Module, optimizer: Any) -> None:
         """Start to protect. A second call before `end`, as when a trainer starts over, keeps the first anchor and constraints."""
-        again, chosen, empty = bool(self.active), self.chosen, self.empty
+        again, chosen, empty, starts = bool(self.active), self.chosen, self.empty, self.starts
         self.release()
         self.empty = empty
         if self.anchor is None or not (self.own_anchor or (again and self.anchor.replaced() is None)):
             self.anchor = Anchor.of(model, **self.anchoring)
             for layer in self.anchor.layers if empty else ():
                 layer.start.B.zero_()  # as it was, whatever a checkpoint has brought
+            for layer in self._layers():
+                for name in filter(lambda name: f"{layer.name}.{name}" in starts, layer.names):
+                    start = layer.start_factor(name)
+                    local(start).copy_(local(as_split(starts[f"{layer.name}.{name}"].to(start.device, start.dtype), start)))
         self.began_empty = self._is_empty(self.anchor)
         how: dict[str, Any] = {"check_every": self.check_every, "also_training": self.also_training}
         constraints: Sequence[Constraint] = self.constraints or ()
@@ -79,12 +96,12 @@ class CallbackBase:
 
     def end(self) -> None:
         """Verify the constraints a last time, remove the hooks, and release frozen factors."""
-        self.active, self.chosen, self.empty = [], None, False
+        self.active, self.chosen, self.empty, self.starts = [], None, False, {}
         self.stack.close()
 
     def release(self, error: BaseException | None = None) -> None:
         """Release everything after an exception."""
         error = error or RuntimeError("the training was given up")
-        self.active, self.chosen, self.empty = [], None, False
+        self.active, self.chosen, self.empty, self.starts = [], None, False, {}
         stack, self.stack = self.stack, ExitStack()
         stack.__exit__(type(error), error, error.__traceback__)

@@ -61,7 +61,7 @@ class LightningProtection(CallbackBase, Callback):
             pl_module: The LightningModule.
             stage: "fit", or another, where nothing trains.
         """
-        self.chosen, self.empty = None, False
+        self.chosen, self.empty, self.starts = None, False, {}
         if stage == "fit":
             with suppress(AnchorloraError):  # a model that `configure_model` makes is not there yet
                 self.note_beginning(pl_module)
@@ -86,7 +86,7 @@ class LightningProtection(CallbackBase, Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must say of how its training began."""
-        return {"empty": self.began_empty}
+        return {"empty": self.began_empty, "starts": self.start_tensors()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what a checkpoint says of how its training began.
@@ -95,6 +95,7 @@ class LightningProtection(CallbackBase, Callback):
             state_dict: What `state_dict` has returned.
         """
         self.empty |= bool(state_dict.get("empty"))
+        self.starts = state_dict.get("starts", {})
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Verify the constraints a last time and release everything.

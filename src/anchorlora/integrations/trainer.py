@@ -13,9 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from anchorlora.adapters import activate
 from anchorlora.adapters.attach import DEFAULT
@@ -25,12 +26,14 @@ from anchorlora.integrations.base import CallbackBase
 from anchorlora.measurement.directions import DirectionSource, Protected
 from anchorlora.measurement.recorder import record_steps
 from anchorlora.store.adapter_config import CONFIG_FILE
+from anchorlora.store.tensors import write_tensors
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
 
 STATE = "anchorlora"  # in trainer_state.json: what a checkpoint says of how its training began
+STARTS = "anchorlora_starts.safetensors"  # in a checkpoint: the factors that its training began with
 
 
 class ProtectionCallback(CallbackBase, TrainerCallback):
@@ -111,9 +114,23 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
                 f"load_best_model_at_end loads into the first of the active adapters, {active[0]}; set it to False, and load the "
                 "best checkpoint yourself"
             )
+        if self.resumed and (Path(self.resumed) / STARTS).is_file():
+            self.starts = load_file(Path(self.resumed) / STARTS)
         self.empty |= state.stateful_callbacks.get(STATE, {}).get("empty", False)  # of a checkpoint, which training goes on from
         self.begin(model, optimizer)
         state.stateful_callbacks[STATE] = {"empty": self.began_empty}
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write the factors that training began with into a checkpoint.
+
+        Args:
+            args: The trainer's arguments.
+            state: The trainer's state.
+            control: The trainer's control.
+        """
+        tensors, folder = self.start_tensors(), Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        if tensors and args.should_save and folder.is_dir():
+            write_tensors(folder / STARTS, tensors)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Verify the constraints a last time and release everything.
@@ -133,7 +150,7 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
             if self.resumed is True:
                 self.resumed = get_last_checkpoint(trainer.args.output_dir)
             try:
-                self.chosen, self.empty = None, False
+                self.chosen, self.empty, self.starts = None, False, {}
                 beginning = self.note_beginning(trainer.model) if self.resumed else None
                 if beginning is not None and beginning.layers[0].whole is not None:  # LoRA, no full weights
                     name, active = beginning.adapter_name, beginning.layers[0].whole.scales
