@@ -1,6 +1,7 @@
 """Lightning, which hands every optimizer a closure: LightningProtection."""
 
 import logging
+import warnings
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from loops.cases import LIGHTNING
 from loops.setting import CLIP, SETTINGS, adamw, learned, loss_of, schedule, steps_of, tokens, trained, verdict
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher  # noqa: E402
+
 from anchorlora.integrations.lightning import LightningProtection  # noqa: E402  # needs lightning
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -39,12 +42,12 @@ class Learner(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": interval}
 
 
-def fit(row, setting, callback, folder, *, steps=None, checkpoint=None):
+def fit(row, setting, callback, folder, *, steps=None, checkpoint=None, more=()):
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_steps=steps or steps_of(row),
         max_epochs=-1,
-        callbacks=[callback],
+        callbacks=[callback, *more],
         gradient_clip_val=None if "manual" in row.loop else CLIP,
         enable_progress_bar=False,
         enable_checkpointing=False,
@@ -102,6 +105,21 @@ def test_a_learned_adapter_that_is_taken_up_again_counts_from_where_training_beg
         starts.append([layer.start_factor("A") for layer in callback.anchor.layers])
     assert all(torch.equal(one, other) for one, other in zip(*starts, strict=True))
     assert measure(callback.anchor).exact
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_anchor_that_stays_in_processes_which_lightning_starts_is_warned_of(own, tmp_path):
+    setting = learned()
+
+    class Starts(lightning.Callback):  # as in a process of ddp_spawn
+        def on_fit_start(self, trainer, _):
+            trainer.strategy._launcher = _MultiProcessingLauncher(trainer.strategy, start_method="spawn")
+
+    callback = LightningProtection(setting.constraints, **({"anchor": setting.anchor()} if own else setting.options()))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(LIGHTNING[0], setting, callback, tmp_path, steps=2, more=[Starts()])
+    assert any("give the callback anchor=Anchor.of" in str(warning.message) for warning in caught) != own
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -78,6 +79,12 @@ class LightningProtection(CallbackBase, Callback):
         """
         if self.constraints is None and self.chosen is None and trainer.global_step:
             raise InvalidValue('a checkpoint does not say how its training began: give the constraints, such as [Retract("A"), ..]')
+        if getattr(trainer.strategy.launcher, "_start_method", None) and not self.own_anchor:  # "spawn" or "fork"
+            warnings.warn(
+                "the anchor stays in the processes that this strategy starts, and callback.anchor is None where fit was called; to "
+                "measure there, give the callback anchor=Anchor.of(model, cores=..)",
+                stacklevel=2,
+            )
         anchor = (self.own_anchor and self.anchor) or Anchor.of(pl_module, **self.anchoring)
         holding = [optimizer for optimizer in trainer.optimizers if holds_factors(optimizer, anchor)]
         if len(holding) != 1:
