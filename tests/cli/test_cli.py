@@ -275,7 +275,7 @@ def test_measure_reads_two_adapters_and_a_core_file(finished, capsys):
     assert found["exact"] is True
     assert set(found["layers"]) == {f"model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p in "qv"}
     assert main(command) == 0
-    assert "protected: rho is no more than float32 storage explains" in capsys.readouterr().out
+    assert "protected: rho is no more than rounding explains" in capsys.readouterr().out
     assert main(["measure", str(tasks / "1-fruit/adapter"), str(tasks / "1-fruit/adapter"), "--cores", command[-1]]) == 0
     assert "nothing moved" in capsys.readouterr().out
 

@@ -50,7 +50,7 @@ def test_measure_takes_the_file(place, small_model, tmp_path, capsys):
         moved[layer] = Factors((f.A.double() + cores[layer].outside(step)).float(), f.B, f.scale)
     write_adapter(tmp_path / "new", moved, base="x")
     assert main(["measure", str(place / "old"), str(tmp_path / "new"), "--cores", str(file)]) == 0
-    assert "protected: rho is no more than float32 storage explains" in capsys.readouterr().out
+    assert "protected: rho is no more than rounding explains" in capsys.readouterr().out
 
 
 def test_spread_says_how_many_examples_it_used(place, small_model, tmp_path, capsys):

@@ -61,7 +61,7 @@ def test_an_export_is_an_adapter_like_any_other(finished, tmp_path, capsys):
     cores = finished / "tasks/1-fruit/cores.safetensors"
     capsys.readouterr()
     assert main(["measure", str(finished / "tasks/1-fruit/adapter"), str(tmp_path / "two"), "--cores", str(cores)]) == 0
-    assert "protected: rho is no more than float32 storage explains" in capsys.readouterr().out
+    assert "protected: rho is no more than rounding explains" in capsys.readouterr().out
 
 
 def test_an_unfinished_run_is_said_to_be_one(finished, tmp_path, capsys):

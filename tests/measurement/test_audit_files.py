@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 import models
 import oracle
 from anchorlora.adapters import read_adapter, write_adapter
+from anchorlora.cli.app import main
 from anchorlora.geometry import Factors
+from anchorlora.measurement.adapters import compare
 from anchorlora.measurement.checkpoints import audit
 from anchorlora.store.tensors import open_weights
 from audited import D_OUT, LAYERS, Drawn, edit_config, edit_weights, full_weights, write_pair, write_weights
@@ -163,10 +165,12 @@ def test_an_adapter_against_its_bare_model_is_a_zero_output_block(tmp_path):
         audit(tmp_path / "base", after)
 
 
-def test_a_bf16_adapter_is_audited_with_its_floor_stated(tmp_path):
+@pytest.mark.parametrize("both", [True, False])
+def test_a_bf16_adapter_is_audited_with_its_floor_stated(both, tmp_path):
+    """By `measure` too, and where only one of the two was saved so."""
     drawn = Drawn()
     before, after, cores = write_pair(tmp_path, drawn, outside=True, freeze=True)
-    for folder in (before, after):
+    for folder in (before, after) if both else (after,):
         edit_weights(folder, lambda tensors: {n: t.bfloat16() for n, t in tensors.items()})
     found = audit(before, after, cores=cores)
     assert found.storage == "bfloat16"
@@ -176,6 +180,25 @@ def test_a_bf16_adapter_is_audited_with_its_floor_stated(tmp_path):
     assert found.audited.overall.right.rho_floor == pytest.approx(expected, rel=1e-9)
     assert found.audited.overall.right.bound > 1e-3
     assert found.audited.overall.status == "preserved", "still far below what a random change would have"
+    for one, other in ((before, after), (after, before)):
+        measured = compare(one, other, cores=cores)
+        assert measured.rho_floor == pytest.approx(expected, rel=1e-2)
+        assert measured.exact
+
+
+def test_where_rounding_hides_the_answer_neither_measure_nor_audit_calls_it_protected(tmp_path, capsys):
+    before, after, cores = write_pair(tmp_path)
+    small = {n: Factors(f.A + 1e-3 * (read_adapter(after)[n].A - f.A), f.B, f.scale) for n, f in read_adapter(before).items()}
+    write_adapter(tmp_path / "small", small, base="tiny")
+    for folder in (before, tmp_path / "small"):
+        edit_weights(folder, lambda tensors: {n: t.bfloat16() for n, t in tensors.items()})
+    assert audit(before, tmp_path / "small", cores=cores).audited.overall.status == "unresolved"
+    measured = compare(before, tmp_path / "small", cores=cores)
+    assert measured.rho > 0.3
+    assert not measured.exact
+    assert "Rounding hides the answer" in str(measured)
+    assert main(["measure", str(before), str(tmp_path / "small"), "--cores", str(cores)]) == 0
+    assert "cannot tell: rounding explains a rho of" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("shards", [1, 3])

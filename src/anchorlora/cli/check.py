@@ -98,9 +98,11 @@ def measure(before: Path, after: Path, cores: Path, data: str | None, model: str
     if drift.rho is None:
         out.print("nothing moved")
     elif drift.exact:
-        out.print(f"protected: rho is no more than float32 storage explains ({drift.bound:.1e})")
+        out.print(f"protected: rho is no more than rounding explains ({drift.bound:.1e})")
+    elif not drift.resolved and drift.rho <= drift.bound:
+        out.print(f"cannot tell: rounding explains a rho of {drift.bound:.1e}, and chance {drift.chance:.1e}")
     else:
-        out.print(f"not protected: float32 storage explains a rho of {drift.bound:.1e} at most")
+        out.print(f"not protected: rounding explains a rho of {drift.bound:.1e} at most")
     if drift.unprotected:
         out.print(f"not protected at all, whole weights that differ: {', '.join(drift.unprotected)}")
     if changed is None:

@@ -25,8 +25,8 @@ from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_cores, read_origin
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.measurement.directions import Protected, WeightDirections, row_space
-from anchorlora.measurement.drift import Drift, measure
-from anchorlora.measurement.layers import Audited, Block, LayerChange, block_layer, coarsest, weight_layer
+from anchorlora.measurement.drift import Drift, coarsest, measure
+from anchorlora.measurement.layers import Audited, Block, LayerChange, block_layer, weight_layer
 from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer
 from anchorlora.paths import expanded
 from anchorlora.store.adapter_config import WEIGHTS_FILE, read_config, refuse_replicated

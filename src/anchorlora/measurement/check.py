@@ -31,7 +31,7 @@ from anchorlora.continual.past import Past
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.data import Encoded, EncodedExamples, Example
 from anchorlora.measurement.conditions import FactorSquares
-from anchorlora.measurement.drift import ROUNDING, measure
+from anchorlora.measurement.drift import measure, storage_floor
 from anchorlora.methods import Method, TaskEnd
 from anchorlora.processes import accelerator_on
 from anchorlora.store.record import largest_zero
@@ -101,7 +101,7 @@ def on_singular(anchor: Anchor, k: int) -> tuple[float, float]:
             directions = directions_of(layer, k)[side]
             change = layer.change() if side == "A" else layer.change().transposed()
             on, size = on + float(change.on(directions).norm()) ** 2, size + float(change.norm()) ** 2
-            floor += layer.current.storage_floor(k=k, d=directions.d, unit=ROUNDING) ** 2
+            floor += storage_floor(layer.current, layer.start, k=k, d=directions.d) ** 2
         size = math.sqrt(size) or math.inf  # nothing moved
         shares.append((math.sqrt(on) / size, largest_zero(math.sqrt(floor) / size)))
     return max(shares, key=lambda share: share[0] / share[1])

@@ -16,7 +16,8 @@ from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_cores
 from anchorlora.measurement.adapters import audit_adapters
 from anchorlora.measurement.directions import WeightDirections
-from anchorlora.measurement.layers import Audited, LayerChange, coarsest, weight_layer
+from anchorlora.measurement.drift import coarsest
+from anchorlora.measurement.layers import Audited, LayerChange, weight_layer
 from anchorlora.measurement.result import AuditRequest, AuditResult, by_layer
 from anchorlora.store.artifact import Artifact, artifact_in
 from anchorlora.store.run_folder import refuse_altered

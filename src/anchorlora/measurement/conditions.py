@@ -15,10 +15,9 @@ import torch
 
 from anchorlora.devices import float64_device, in_float64
 from anchorlora.geometry import Factors, Subspace
-from anchorlora.measurement.drift import Sums, rounding
+from anchorlora.measurement.drift import TELLING, Sums, coarsest, rounding
 
 FLOAT32 = torch.finfo(torch.float32).eps
-TELLING = 10  # a zero is evidence only where it lies this many times below what an unaligned change would read
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,8 @@ class FactorSquares(Sums):
         core = core.to(dtype=torch.float64, device=float64_device(now.A.device))
         A, B = in_float64(now.A.detach()), in_float64(now.B.detach())
         state, state_on = square_of(A), square_of(core.coordinates(A))
-        noise = rounding(now.A.dtype) ** 2 * core.k / core.d * state
+        stored = coarsest(factors.A.dtype for factors in (now, start) if factors is not None)
+        noise = rounding(stored) ** 2 * core.k / core.d * state
         held = cls(state_on=state_on, state=state, noise=noise)
         if start is None:
             return replace(held, output=square_of(B), unknown=1)

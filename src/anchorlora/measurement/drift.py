@@ -5,14 +5,14 @@ dW_l   = s (B A - B_0 A_0)            effective change of layer l since the star
 D_eff  = sqrt(sum_l |dW_l|^2)         D_old = sqrt(sum_l |dW_l V_l|^2)         D_new = sqrt(sum_l |dW_l P_l|^2)
 rho    = D_old / (D_eff + 1e-12)      the share of the change that historical features see
 chance = sqrt(sum_l k_l/d_l |dW_l|^2) / D_eff      what an unaligned change would read
-floor  = (2^-24 / sqrt 3) sqrt(sum_l (s |B| |A| sqrt(k/(d r)))^2) / D_eff     what float32 rounding alone explains
+floor  = unit sqrt(sum_l (s |B| |A| sqrt(k/(d r)))^2) / D_eff     what rounding alone explains; unit 2^-24 / sqrt 3 for float32
 KL     = sum_l (1/2) tr(G_l dW_l C_l dW_l^T)      forecast for earlier answers, where what they depend on is remembered
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ from anchorlora.store.record import is_zero, largest_zero
 
 Added = TypeVar("Added", bound="Sums")
 EPSILON = 1e-12
+TELLING = 10  # a zero is evidence only where it lies this many times below what an unaligned change would read
 ROWS_AT_ONCE = 128  # in float64: what stays in a processor's cache
 
 
@@ -38,7 +39,17 @@ def rounding(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2 / math.sqrt(3)
 
 
-ROUNDING = rounding(torch.float32)
+def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """Return the storage type that rounds most."""
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def storage_floor(now: Factors, start: Factors | None, *, k: int, d: int) -> float:
+    """Return the norm on k of d directions that rounding explains: of cores to float32, and of the factors and their start to the
+    type that they are stored in.
+    """
+    stored = [x.dtype for factors in (now, start) if factors is not None for x in (factors.A, factors.B)]
+    return now.storage_floor(k=k, d=d, unit=rounding(coarsest((torch.float32, *stored))))
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class Drift:
         d_new: Norm of the change off the cores, |dW P|.
         d_block: Norm of the current block's own part in the change; differs from `d_eff` only with gates.
         rho: `d_old / d_eff`, the share of the change that lies on protected directions.
-        rho_floor: The rho that float32 rounding of the factors alone explains.
+        rho_floor: The rho that rounding of the factors, as they are stored, alone explains.
         chance: The rho of an unaligned change of the same size.
         layers: The same for each layer, by its path.
         outside: One sentence for each layer that changed in something other than its factors, and one for what changed outside the
@@ -93,6 +104,8 @@ class Drift:
             more = "no more" if is_zero(self.rho, self.rho_floor) else "more"
             explained = f"than rounding explains ({self.bound:.1e})"
             sentences = [f"rho is {self.rho:.1e}: {more} of the change lies on protected directions {explained}, {over}"]
+            if more == "no more" and not self.resolved:
+                sentences.append(f"Rounding hides the answer: an unaligned change reads {self.chance:.1e}")
         sentences += self.outside
         if self.unprotected:
             others = f" and {len(self.unprotected) - 4} more" if len(self.unprotected) > 4 else ""
@@ -101,13 +114,18 @@ class Drift:
 
     @property
     def exact(self) -> bool:
-        """True if rho is no larger than float32 rounding explains and nothing but the factors moved."""
-        return is_zero(self.rho, self.rho_floor) and not self.outside
+        """True if rho is no larger than rounding explains, which can be told, and nothing but the factors moved."""
+        return is_zero(self.rho, self.rho_floor) and self.resolved and not self.outside
 
     @property
     def bound(self) -> float:
-        """The numerical tolerance of rho: the largest value that float32 rounding explains."""
+        """The numerical tolerance of rho: the largest value that rounding explains."""
         return largest_zero(self.rho_floor)
+
+    @property
+    def resolved(self) -> bool:
+        """False if rounding hides whether anything was protected: the tolerance comes near the rho of a random change."""
+        return not self.chance or TELLING * self.bound <= self.chance
 
     def as_dict(self) -> dict[str, float | None]:
         """Return the numbers by name, without the layers."""
@@ -242,7 +260,8 @@ def predicted_kl(anchor: Anchor) -> float | None:
 
 def _squares(layer: AdaptedLayer, given: Subspace | LayerCore | Tensor | None, live: Factors) -> Squares:
     core = _core(layer, given)
-    squares = Squares.of(layer.change(live), core, floor=live.whole().storage_floor(k=core.k, d=core.d, unit=ROUNDING))
+    floor = storage_floor(live.whole(), layer.start, k=core.k, d=core.d)
+    squares = Squares.of(layer.change(live), core, floor=floor)
     return replace(squares, block=float(layer.block_change().norm()) ** 2) if layer.gated else squares
 
 

@@ -12,7 +12,7 @@ ratio of a random change, the files do not show the answer, and the audit says s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,9 +21,10 @@ from torch import Tensor
 
 from anchorlora.devices import float64_device, in_float64, placed
 from anchorlora.geometry import Factors, Product, Subspace
-from anchorlora.measurement.conditions import TELLING, Condition, FactorSquares, square_of
+from anchorlora.measurement.conditions import Condition, FactorSquares, square_of
 from anchorlora.measurement.directions import Protected
-from anchorlora.measurement.drift import Drift, Squares, Sums, rounding, sum_up
+from anchorlora.measurement.drift import Drift, Squares, Sums, rounding, storage_floor, sum_up
+from anchorlora.store.record import is_zero
 
 Kind = Literal["learned anchor", "zero-output block", "other rank", "full weight", "mixed", "unmoved"]
 Status = Literal["unmoved", "preserved", "unresolved", "violated"]
@@ -151,7 +152,7 @@ class DriftReading:
         right = sum_up({"": layer.right})
         left = sum_up({"": layer.left}) if layer.left else None
         conditions = layer.factors.conditions() if layer.factors else {}
-        conditions["response"] = Condition(right.rho, right.bound, None if _is_drowned(right) else right.exact)
+        conditions["response"] = Condition(right.rho, right.bound, right.exact if right.resolved else None)
         paths = None
         if layer.paths and right.d_eff > 0:
             paths = {name: math.sqrt(value) / right.d_eff for name, value in vars(layer.paths).items()}
@@ -163,9 +164,9 @@ class DriftReading:
         """The verdict: "unmoved", "preserved" (to rounding), "unresolved" (rounding hides the answer) or "violated"."""
         if self.right.rho is None:
             return "unmoved"
-        if not self.right.exact:
+        if not is_zero(self.right.rho, self.right.rho_floor):
             return "violated"
-        return "unresolved" if _is_drowned(self.right) else "preserved"
+        return "preserved" if self.right.resolved else "unresolved"
 
     @property
     def preserved_by(self) -> str | None:
@@ -216,18 +217,7 @@ def _paths(block: Block, core: Subspace) -> Paths:
 
 def _floor(blocks: Sequence[Block], *, k: int, d: int) -> float:
     """Rounding of several blocks' factors adds up in squares."""
-    parts = [block.now.storage_floor(k=k, d=d, unit=rounding(coarsest((block.now.A.dtype, block.now.B.dtype)))) for block in blocks]
-    return math.sqrt(sum(part**2 for part in parts))
-
-
-def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
-    """Return the storage type that rounds most."""
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-
-
-def _is_drowned(drift: Drift) -> bool:
-    """True if the numerical tolerance comes near the rho of a random change."""
-    return drift.chance is not None and TELLING * drift.bound > drift.chance
+    return math.sqrt(sum(storage_floor(block.now, block.start, k=k, d=d) ** 2 for block in blocks))
 
 
 def _moves(before: Tensor, after: Tensor):
