@@ -268,6 +268,18 @@ def wander(anchor, by=0.1):
             p.add_(by * torch.randn(p.shape, generator=draw, dtype=torch.float64).to(p))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own tracing reads it
+def test_a_model_that_was_compiled_and_run_before_is_remembered_as_one_that_was_not(stack):
+    model, ids, memories = stack.model, texts(2), []
+    torch.compiler.reset()
+    for run in (model, torch.compile(model, backend="eager")):
+        run(input_ids=ids[:1], labels=labelled(ids[:1]))
+        memories.append(AnswerSensitivity(examples=2).end_task(stack.anchor(losses=losses_of(run, ids))))
+    plain, compiled = memories
+    assert plain.keys() == compiled.keys()
+    assert all(torch.equal(tensor, compiled[name]) for name, tensor in plain.items())
+
+
 @pytest.mark.parametrize("fresh", [True, False])
 def test_the_brake_is_half_the_trace_of_g_dw_c_dw_and_its_gradient(fresh):
     anchor, matrices = knowing(anchor_of(fresh=fresh, dtype=torch.float64))

@@ -264,8 +264,21 @@ class Narrow(nn.Module):
         return self.second(self.first(self.embed(input_ids)).relu())
 
 
+def in_part(model, backend):
+    model.base_model.model.second.compile(backend=backend)
+    return model
+
+
+def forward_alone(model, backend):
+    model.forward = torch.compile(model.forward, backend=backend)
+    return model
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own tracing reads it
-def test_a_model_that_was_compiled_before_the_block_is_refused_not_read_in_part():
+@pytest.mark.parametrize("inner", [True, False])
+@pytest.mark.parametrize("how", [torch.compile, in_part, forward_alone])
+def test_a_model_that_was_compiled_before_the_block_is_read_as_one_that_was_not(how, inner):
+    """Also in batches of a shape that it was compiled for; afterwards, it is as compiled as before."""
     model = get_peft_model(Narrow(), LoraConfig(r=2, target_modules=["first", "second"]))
     traces: list[str] = []
 
@@ -274,21 +287,22 @@ def test_a_model_that_was_compiled_before_the_block_is_refused_not_read_in_part(
         return graph.forward
 
     torch.compiler.reset()
-    compiled, ids = torch.compile(model.train(), backend=backend), models.tokens(2, 12)
-    compiled(input_ids=ids)
-    store, plain = FeatureStore(limit=100), FeatureStore(limit=100)
-    with pytest.raises(ValueError, match=r"compiled before .* torch.compiler.reset\(\)"), store.collect(compiled):
-        compiled(input_ids=ids)
-    assert store.count == 0
-    torch.compiler.reset()
-    with store.collect(compiled):
-        compiled(input_ids=ids)
-    with plain.collect(model):
-        model(input_ids=ids)
+    store, plain, batches = FeatureStore(limit=100), FeatureStore(limit=100), (models.tokens(2, 12), models.tokens(3, 7))
+    with plain.collect(model.train()):
+        for ids in batches:
+            model(input_ids=ids)
+    compiled = how(model, backend=backend)
+    for _ in range(2):
+        compiled(input_ids=batches[0])
+    seen = len(traces)
+    with store.collect(model if inner else compiled):
+        for ids in batches:
+            compiled(input_ids=ids)
+    compiled(input_ids=batches[0])
     assert all(torch.equal(rows, store.last.core[name]) for name, rows in plain.last.core.items())
-    assert {name: len(rows) for name, rows in store.last.core.items()} == {"first": 24, "second": 24}
-    assert traces, "the model is compiled"
-    assert not any("collector.py" in trace for trace in traces), "how its rows are taken is not"
+    assert {name: len(rows) for name, rows in store.last.core.items()} == {"first": 45, "second": 45}
+    assert seen, "the model is compiled"
+    assert len(traces) == seen, "once"
 
 
 def test_a_model_without_lora_layers_is_refused():

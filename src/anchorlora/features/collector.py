@@ -12,7 +12,7 @@ import inspect
 import math
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,8 +75,6 @@ class Collector:
         self.core: dict[str, list[Tensor]] = {}
         self.held: dict[str, list[Tensor]] = {}
         self.readers: dict[tuple[int, float], tuple[Tensor, str]] = {}  # during one forward: input tensor as it is -> store
-        self.compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
-        self.heard = False  # whether any hook of a layer ran in the present forward
         refuse_encoder(model)
         self.layers = lora_layers(model)
         if not self.layers:
@@ -85,15 +83,16 @@ class Collector:
             raise UnknownName("the rows so far were collected from a model with other adapted layers")
         for name, layer in self.layers.items():
             refuse_not_linear(name, layer)
-        uncompiled = torch.compiler.disable  # a compiled model takes rows without compiling how
-        self.hooks = [model.register_forward_pre_hook(uncompiled(self._enter), with_kwargs=True)]
-        self.hooks.append(model.register_forward_hook(uncompiled(self._leave), always_call=True))
+        self.eager = ExitStack()  # what was compiled before runs no hooks that came later
+        self.eager.enter_context(torch.compiler.set_stance("force_eager"))
+        self.hooks = [model.register_forward_pre_hook(self._enter, with_kwargs=True)]
+        self.hooks.append(model.register_forward_hook(self._leave, always_call=True))
         for whole in whole_models_in(model):  # a wrapper may have arguments of its own
             names = list(inspect.signature(whole.forward).parameters)
-            self.hooks.append(whole.register_forward_pre_hook(uncompiled(partial(self._read, names)), with_kwargs=True))
+            self.hooks.append(whole.register_forward_pre_hook(partial(self._read, names), with_kwargs=True))
         for name, layer in self.layers.items():
             if stores.get(name, name) == name:  # the others read what this one reads
-                self.hooks.append(layer.register_forward_pre_hook(uncompiled(partial(self._keep, name))))
+                self.hooks.append(layer.register_forward_pre_hook(partial(self._keep, name)))
 
     @property
     def closed(self) -> bool:
@@ -105,6 +104,7 @@ class Collector:
         for hook in self.hooks:
             hook.remove()
         self.hooks, self.readers, self.mask = [], {}, None
+        self.eager.close()
 
     def collected(self) -> TaskRows:
         """Return the rows; a layer that read nothing has a store without rows."""
@@ -120,7 +120,7 @@ class Collector:
         return rows.new_empty(len(rows), 0) if self.passed_over else rows
 
     def _enter(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
-        self.inside, self.heard = model.training == self.training and not _RESTING.get(), False
+        self.inside = model.training == self.training and not _RESTING.get()
         self.mask, self.shape = self.chosen, None
 
     def _read(self, names: list[str], model: nn.Module, given: tuple, kwargs: dict) -> None:
@@ -139,11 +139,6 @@ class Collector:
         if not self.inside:
             return
         self.inside, self.readers = False, {}
-        if self.compiled and not self.heard and output is not None:  # None: the forward has raised
-            raise InvalidValue(
-                "the model was compiled before feature rows were asked for, and torch runs no hooks that came later; call "
-                "torch.compiler.reset() before collecting, so that it is compiled again"
-            )
         if self.processes.count == 1:
             self._close_if_full()
 
@@ -187,7 +182,6 @@ class Collector:
     def _keep(self, layer: str, module: nn.Module, args: tuple) -> None:
         if not self.inside:
             return
-        self.heard = True
         inputs: Tensor = args[0]
         if layer not in self.stores:
             written = float(inputs.sum()) if inputs.is_inference() else inputs._version  # a model may add to it in place

@@ -86,8 +86,9 @@ class FeatureStore:
         """Collect one task's feature rows while the block runs.
 
         Rows come from forwards in training mode, and padding is skipped by the attention mask. An expert reads the tokens that are
-        sent to it, among which padding cannot be told: batches must then be without padding. Without `spread`, the hooks remove
-        themselves once the quota is full. If the block raises, the rows of this task are dropped.
+        sent to it, among which padding cannot be told: batches must then be without padding. Compiled code runs uncompiled
+        meanwhile. Without `spread`, the hooks remove themselves once the quota is full. If the block raises, the rows of this task
+        are dropped.
 
         Args:
             model: A model with LoRA layers, or a wrapper around it. Call the model itself inside the block, not one of its parts.
