@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import models
-from anchorlora import METHODS, GatedPerTask, Subspace, measure
+from anchorlora import METHODS, GatedPerTask, ProjectDisplacement, Retract, Subspace, measure, protect
 from anchorlora.adapters import AdapterStack, lora_layers, write_adapter
-from anchorlora.errors import InvalidValue
+from anchorlora.errors import InvalidValue, ProtectionLost
 from anchorlora.geometry import Factors
 from anchorlora.methods import TaskEnd
 
@@ -108,6 +108,20 @@ def test_drift_counts_old_blocks_whose_gates_moved_and_the_block_alone_apart(sta
     assert drift.d_old == pytest.approx(float(old), rel=1e-6)
     assert drift.d_block == pytest.approx(float(block), rel=1e-6)
     assert abs(drift.d_block / drift.d_eff - 1) > 0.01
+
+
+@pytest.mark.parametrize("part", ["base_layer.weight", "lora_A.history.weight", "lora_B.history.weight"])
+def test_a_write_past_torchs_count_to_what_stands_beside_a_gated_block_stops_training(part, stack):
+    """Such layers are tested on no rows."""
+    cores = {name: Subspace(torch.eye(64)[:, :4]) for name in lora_layers(stack.model)}
+    anchor, layer = stack.anchor(cores=cores), next(iter(lora_layers(stack.model).values()))
+    optimizer = torch.optim.AdamW(PLAN.param_groups(stack), lr=1e-4)
+    with (
+        pytest.raises(ProtectionLost, match=f"q_proj.{part} has changed"),
+        protect(optimizer, anchor, [Retract("A"), ProjectDisplacement("A")]),
+    ):
+        layer.get_parameter(part).data.add_(1e-3)
+    assert not measure(anchor).exact
 
 
 def own(stack):

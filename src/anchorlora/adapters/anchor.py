@@ -334,7 +334,7 @@ def rest_of(model: nn.Module, layers: Iterable[AdaptedLayer]) -> Iterator[tuple[
     known = idle_tensors(model)
     for layer in layers:
         known |= {id(layer.factor(name)) for name in layer.names}
-        if layer.whole is not None and not layer.whole.split:
+        if layer.whole is not None and layer.whole.rows:  # else its function is unknown, and torch counts no write through `.data`
             known |= {id(t) for t in (*layer.whole.module.parameters(), *layer.whole.module.buffers())}
     for path, module in model.named_modules():
         saved = [(n, b) for n, b in module.named_buffers(recurse=False) if n not in module._non_persistent_buffers_set]
