@@ -305,6 +305,14 @@ def test_a_model_that_was_compiled_before_the_block_is_read_as_one_that_was_not(
     assert len(traces) == seen, "once"
 
 
+def test_an_adapted_embedding_reads_numbers_of_tokens_which_are_no_rows():
+    model, store = get_peft_model(Narrow(), LoraConfig(r=2, target_modules=["embed", "first"])).train(), FeatureStore(limit=100)
+    for _ in range(2):
+        with store.collect(model):
+            model(input_ids=models.tokens(2, 12))
+    assert {name: core.d for name, core in store.cores().items()} == {"first": 16}
+
+
 def test_a_model_without_lora_layers_is_refused():
     with pytest.raises(LookupError, match="no LoRA layer"), FeatureStore().collect(nn.Linear(3, 3)):
         pass

@@ -16,12 +16,14 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anchorlora.adapters import lora_layers
 from anchorlora.adapters.guard import refuse_not_linear
+from anchorlora.adapters.kinds import adapters_at
 from anchorlora.adapters.layers import whole_models_in
 from anchorlora.errors import InvalidValue, NotFinite, UnknownName
 from anchorlora.features.layout import current as packed_layout
@@ -38,6 +40,11 @@ class TaskRows:
 
     core: dict[str, Tensor] = field(default_factory=dict)  # rows that cores are made from
     held_out: dict[str, Tensor] = field(default_factory=dict)  # rows kept apart, for measuring only
+
+
+def reading_layers(model: nn.Module) -> dict[str, Any]:
+    """Return the adapted layers that read rows; an embedding reads numbers of tokens."""
+    return {name: layer for name, layer in lora_layers(model).items() if adapters_at(layer)}
 
 
 class Collector:
@@ -76,7 +83,7 @@ class Collector:
         self.held: dict[str, list[Tensor]] = {}
         self.readers: dict[tuple[int, float], tuple[Tensor, str]] = {}  # during one forward: input tensor as it is -> store
         refuse_encoder(model)
-        self.layers = lora_layers(model)
+        self.layers = reading_layers(model)
         if not self.layers:
             raise UnknownName("the model has no LoRA layer to collect feature rows from")
         if not set(stores) <= set(self.layers):

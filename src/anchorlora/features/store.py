@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anchorlora.adapters import lora_layers
 from anchorlora.adapters.kinds import width_at
 from anchorlora.devices import float64_device, in_float64
 from anchorlora.errors import InvalidValue, UnknownName
-from anchorlora.features.collector import Collector, TaskRows, join_rows
+from anchorlora.features.collector import Collector, TaskRows, join_rows, reading_layers
 from anchorlora.features.layout import current
 from anchorlora.geometry import KEPT, GrowingRows, LayerCore, Subspace
 from anchorlora.processes import ALONE, Processes
@@ -333,7 +332,7 @@ class FeatureStore:
             )
 
     def _collector(self, model: nn.Module, *, training: bool = True, processes: Processes = ALONE) -> Collector:
-        if self.count and not set(lora_layers(model)) <= set(self.stores):
+        if self.count and not set(reading_layers(model)) <= set(self.stores):
             raise UnknownName("the rows so far were collected from a model with other adapted layers")
         how: dict[str, Any] = {name: getattr(self, name) for name in ("stores", "limit", "held_out", "spread", "passed_over")}
         return Collector(model, **how, training=training, processes=processes)
@@ -350,7 +349,7 @@ def computing_device(device: torch.device) -> torch.device:
 
 def _refuse_misfit(rows: Mapping[str, Tensor], model: nn.Module, *, counted: str | None) -> None:
     """Raise where rows of an interrupted block are not of this model; those of the kind `counted` may have no columns."""
-    layers = lora_layers(model)
+    layers = reading_layers(model)
     for name, taken in rows.items():
         kind, _, path = name.partition("/")
         width = width_at(layers[path]) if path in layers else None
