@@ -3,6 +3,7 @@ import torch
 
 import oracle
 from anchorlora import AdaptedLayer, Anchor, Subspace, measure, protect
+from anchorlora.errors import NotFinite
 from anchorlora.geometry import Factors
 from anchorlora.measurement import held_out_drift, rho_on
 from toys import anchor_of, optimizer_for, parameters, train
@@ -34,6 +35,15 @@ def test_every_field_agrees_with_dense_float64(seed, kind):
     parts = [(s.current.A.detach(), s.current.B.detach(), s.current.scale, s.core.k) for s in anchor.layers]
     assert found.rho_floor == pytest.approx(oracle.floor(parts, expected["d_eff"]), rel=1e-9)
     assert found.d_block == found.d_eff
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_factors_that_hold_no_numbers_are_not_called_unmoved(value):
+    anchor = moved(0)
+    with torch.no_grad():
+        anchor.layers[1].factor("A")[0, 0] = value
+    with pytest.raises(NotFinite, match=f"the factors of {anchor.layers[1].name} hold NaN or infinite values"):
+        measure(anchor)
 
 
 @pytest.mark.parametrize("step", [1e-3, 1e-5, 1e-7])

@@ -23,7 +23,7 @@ from anchorlora.adapters import NOTHING, AdaptedLayer, Anchor
 from anchorlora.adapters.layers import as_subspace
 from anchorlora.constraints.sensitivity import knows, sensitivity
 from anchorlora.devices import in_float64
-from anchorlora.errors import InvalidValue
+from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.geometry import Factors, LayerCore, Product, Subspace
 from anchorlora.geometry.subspace import TokenRows
 from anchorlora.store.record import is_zero, largest_zero
@@ -178,6 +178,7 @@ def measure(anchor: Anchor, cores: Mapping[str, Subspace | LayerCore | Tensor] =
 
     Raises:
         InvalidValue: A layer has no core and none was given.
+        NotFinite: Factors hold NaN or infinite values.
 
     Example:
         >>> from anchorlora import Anchor, measure
@@ -196,6 +197,8 @@ def measure(anchor: Anchor, cores: Mapping[str, Subspace | LayerCore | Tensor] =
         layer.name: _squares(layer, cores.get(layer.name, layer.core), live.get(layer.name, layer.current))
         for layer in (*anchor.layers, *(anchor.beside.layers if anchor.beside else ()))
     }
+    if wrong := next((layer for layer, of_layer in squares.items() if not math.isfinite(of_layer.eff)), None):
+        raise NotFinite(f"the factors of {wrong} hold NaN or infinite values, so nothing can be measured; go back to finite ones")
     outside, beside = anchor.changed(), anchor.changed_beside()
     if beside:
         more = f" and {len(beside) - 1} more parameters" if len(beside) > 1 else ""
