@@ -432,6 +432,16 @@ class _Overriding(torch.optim.SGD):
         return super().step(closure)
 
 
+def test_a_step_within_the_backward_pass_is_refused():
+    """As of optimizers that release each gradient at once; torch ended in an error about a write in place."""
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, "adamw")
+    parameters(anchor)[0].register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    with protect(optimizer, anchor, SFOR), pytest.raises(TypeError, match="AdamW steps within the backward pass"):
+        task_loss(anchor).backward()
+    assert all(norm(displacement(layer)) == 0 for layer in anchor.layers)
+
+
 @pytest.mark.parametrize("closure", [False, True])
 def test_an_optimizer_that_calls_the_step_of_its_base_class_is_followed_once(closure):
     """torch runs the hooks for both classes once an optimizer of the base class was made anywhere."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from anchorlora.constraints.base import ActiveConstraint
 from anchorlora.constraints.checks import true_precision
 from anchorlora.constraints.optimizers import project_copies, refuse_misled_penalties
+from anchorlora.devices import torch
 from anchorlora.errors import InvalidType
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class StepHooks:
         self.skips = overflowed is not None and bool(overflowed)
         if self.skips:
             return None
+        if torch._C._current_graph_task_id() != -1:  # a projection would write to what that backward pass still needs
+            raise InvalidType(
+                f"{type(optimizer).__name__} steps within the backward pass; protection needs one step after it: switch off what "
+                "releases gradients early"
+            )
         self.outermost = call
         if callable(kwargs.get("closure")):
             return args, {**kwargs, "closure": self._follow(kwargs["closure"], optimizer)}
