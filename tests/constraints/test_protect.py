@@ -573,6 +573,16 @@ def test_a_frozen_factor_that_is_zero_at_every_layer_is_refused_because_nothing_
         pass
 
 
+def test_a_frozen_factor_whose_companion_does_not_train_is_refused():
+    """As with PEFT's LoRA-FA optimizer on a learned adapter; torch found no graph."""
+    anchor, refused = anchor_of(), r'nothing can train: Freeze\("B"\) holds one factor'
+    for layer in anchor.layers:
+        layer.factor("A").requires_grad_(False)
+    with pytest.raises(ValueError, match=refused), protect(optimizer_for(anchor, "adamw"), anchor, SFOR):
+        pass
+    assert all(layer.factor("B").requires_grad for layer in anchor.layers)
+
+
 def test_cores_may_be_tensors_with_orthonormal_columns():
     blocks = AdapterStack(models.qwen3(), targets=("q_proj",), rank=2, alpha=4)
     V = {name: torch.linalg.qr(torch.randn(64, 3)).Q for name in lora_layers(blocks.model)}

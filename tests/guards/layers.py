@@ -142,7 +142,7 @@ def unguarded(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Anchor, "changed", lambda self: [])
         patch.setattr(anchors, "refuse_unprotectable", lambda *_: None)
-        for name in ("refuse_unprotected", "refuse_moved"):
+        for name in ("refuse_unprotected", "refuse_moved", "refuse_stuck"):
             patch.setattr(place, name, lambda *_: None)
         patch.setattr("anchorlora.constraints.steps.project_copies", lambda *_: None)
         patch.setattr(sys.modules["anchorlora.constraints.optimizers"], "keeps_copies", lambda _: False)

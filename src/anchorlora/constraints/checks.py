@@ -139,10 +139,18 @@ def refuse_replaced(anchor: Anchor) -> None:
 
 
 def refuse_stuck(optimizer: Optimizer, anchor: Anchor, frozen: Collection[str]) -> None:
-    """Refuse a frozen factor that is zero at every layer: the gradient of the other one is zero then, so nothing can train."""
+    """Refuse a frozen factor whose companion does not train, or that is zero at every layer, so that the gradient of the other one
+    is zero: nothing can train.
+    """
     moves = any(group.get("initial_lr", group.get("lr", 1)) for group in optimizer.param_groups)  # some have no rate
     if not anchor.layers or any(layer.gated for layer in anchor.layers) or not moves:
         return
+    others = [layer.factor(name) for layer in anchor.layers for name in layer.names if name not in frozen]
+    if frozen and others and not any(parameter.requires_grad for parameter in others):
+        names = " and ".join(f'Freeze("{name}")' for name in frozen)
+        raise InvalidValue(
+            f"nothing can train: {names} holds one factor, and the other does not train, as in LoRA-FA; let it train"
+        )
     for name in frozen:
         if not any(bool(getattr(layer.current.whole(), name).any()) for layer in anchor.layers):
             how = 'use Retract("A") and ProjectDisplacement("A") for a new adapter' if name == "B" else "leave Freeze out"
