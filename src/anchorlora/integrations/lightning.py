@@ -27,7 +27,8 @@ class LightningProtection(CallbackBase, Callback):
     """Protect LoRA factors while Lightning fits a module.
 
     The PEFT model is found inside the LightningModule, and the optimizer that trains its factors among the trainer's. Automatic and
-    manual optimization both work. `measure(callback.anchor)` gives the drift since `fit` began.
+    manual optimization both work. `measure(callback.anchor)` gives the drift since `fit` began, or since the training began that a
+    checkpoint goes on with.
 
     Args:
         constraints: Constraints, in the order in which they act, as `protect` takes them. None takes those of the anchor at hand,

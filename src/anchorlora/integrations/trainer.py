@@ -42,7 +42,7 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
     `train()` raises what `protect` raises. Pass the callback to the trainer's constructor: a trainer does not tell its callbacks
     of an exception, so the callback wraps `train` from there. With a callback that is added later, hooks and frozen factors stay
     after an exception until `release` is called. `measure(callback.anchor)` gives the drift since `train()` began, or
-    since a new block was empty.
+    since the training began that a checkpoint goes on with.
 
     Args:
         constraints: Constraints, in the order in which they act, as `protect` takes them. None takes those of the anchor at hand,
