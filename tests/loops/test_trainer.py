@@ -179,6 +179,23 @@ def test_a_braked_adapter_that_is_taken_up_again_ends_where_an_uninterrupted_one
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*ends, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_that_was_trained_with_other_cores_is_refused(tmp_path):
+    for again in (False, True):
+        setting = learned()
+        options = setting.options()
+        if again:
+            options["cores"] = {name: torch.linalg.qr(torch.randn(32, 4)).Q for name in setting.cores}
+        callback = ProtectionCallback(setting.constraints, **options)
+        settings = arguments(tmp_path, TRAINER[1], **({} if again else {"save_strategy": "steps", "save_steps": 3}))
+        settings.max_steps = 6
+        trainer = Trainer(setting.model, settings, train_dataset=data(), callbacks=[callback])
+        if not again:
+            trainer.train()
+    with pytest.raises(InvalidValue, match=r"trained with other cores: \|dA V\| at .*q_proj is .* began with"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
 def old_losses(model):
     def losses(count):
         for ids in tokens(1)[:count]:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from anchorlora.adapters import NOTHING, AdaptedLayer, Anchor
 from anchorlora.adapters.sharding import as_split, local
-from anchorlora.constraints import ActiveConstraint, Constraint, protect
+from anchorlora.constraints import ActiveConstraint, Constraint, ProjectDisplacement, protect
 from anchorlora.constraints.created import constraints_for
 from anchorlora.constraints.protect import as_constraints
 from anchorlora.constraints.watch import CHECK_EVERY
-from anchorlora.errors import InvalidType
+from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.geometry import LayerCore, Subspace
 
 
@@ -88,6 +88,9 @@ class CallbackBase:
         constraints: Sequence[Constraint] = self.constraints or ()
         if self.constraints is None:
             constraints = self.chosen = chosen or constraints_for(self.anchor)
+        kept = starts and any("displacement" in getattr(constraint, "closes", ()) for constraint in constraints)
+        if kept and (moved := ProjectDisplacement("A").begin_task(self.anchor).violation()):
+            raise InvalidValue(f"the checkpoint was trained with other cores: {moved}; give those that its training began with")
         self.active = self.stack.enter_context(protect(optimizer, self.anchor, constraints, **how))
         needy = [type(c).__name__.strip("_") for c in self.active if type(c).loss is not ActiveConstraint.loss]
         if needy:
