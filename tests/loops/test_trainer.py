@@ -180,6 +180,22 @@ def test_a_braked_adapter_that_is_taken_up_again_ends_where_an_uninterrupted_one
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_head_that_trains_beside_the_adapter_counts_from_where_training_began_too(tmp_path):
+    moved, cores = [], {**learned().cores, "lm_head": torch.eye(32)[:, :4]}
+    for again in (False, True):
+        config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+        model = get_peft_model(base_model(), config)
+        settings = arguments(tmp_path, TRAINER[1], **({} if again else {"save_strategy": "steps", "save_steps": 3}))
+        settings.max_steps = 6
+        callback = ProtectionCallback(cores=cores)
+        trainer = Trainer(model, settings, train_dataset=data(), callbacks=[callback])
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3") if again else None)
+        assert measure(callback.anchor).exact
+        moved.append(measure(callback.anchor).layers["lm_head"].d_eff)
+    assert moved[1] == pytest.approx(moved[0], rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_checkpoint_that_was_trained_with_other_cores_is_refused(tmp_path):
     for again in (False, True):
         setting = learned()
