@@ -153,9 +153,8 @@ def record_examples(anchor: Anchor, who: str) -> Iterator[ExampleRecord]:
         seen.calls.clear()
 
     with ExitStack() as until_the_end:
-        until_the_end.enter_context(
-            torch.compiler.set_stance("force_eager")
-        )  # what was compiled before runs no hooks that came later
+        # what was compiled before runs no hooks that came later
+        until_the_end.enter_context(torch.compiler.set_stance("force_eager"))
         for layer in anchor.layers:
             until_the_end.enter_context(layers[layer.name].register_forward_hook(partial(note, layer.name)))
         # some versions of PEFT call the base's forward, past its hooks
