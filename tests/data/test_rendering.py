@@ -16,6 +16,9 @@ CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hel
 RANGE = "{% for i in range(99999) %}"
 ENDLESS = 3 * RANGE + 3 * "{% endfor %}"
 ASKING = "{% if add_generation_prompt %}[assistant] {% endif %}"
+MARKED = "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
+MARKED += "{% else %}{{ m.content }}{% endif %}"
+GREETED = "You are kind.\n{% for m in messages %}[{{ m.role }}]\n" + MARKED + "\n{% endfor %}"
 TURNS = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}\n{% endfor %}" + ASKING
 
 
@@ -94,6 +97,26 @@ def test_a_long_prompt_keeps_its_head_and_its_end_and_cores_are_made_from_the_sa
     assert "word0 " not in text
     samples = samples_of([("row 1", row)], source="data")
     assert list(token_ids(samples, tokenizer, max_tokens=64)) == [[*e.prompt, *e.answer]]
+
+
+def test_all_answers_are_learned_that_transformers_would_learn_also_where_one_begins_the_chat(tokenizer):
+    tokenizer.chat_template = GREETED + "{% if add_generation_prompt %}[assistant]\n{% endif %}"
+    greeting = [{"role": "assistant", "content": "Hello, I am Kim."}]
+    for chat in (greeting, [*greeting, *CHAT], [*CHAT, *CHAT], [*greeting, *CHAT, *CHAT]):
+        read = tokenizer.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
+        examples, learned = encoded([{"messages": chat}], tokenizer), set()
+        for one in examples:
+            assert [*one.prompt, *one.answer] == read["input_ids"][: len(one.prompt) + len(one.answer)]
+            learned |= {*range(len(one.prompt), len(one.prompt) + len(one.answer))}
+        assert learned == {i for i, marked in enumerate(read["assistant_masks"]) if marked}
+        assert [one.example.label for one in examples] == [m["content"] for m in chat if m["role"] == "assistant"]
+
+
+def test_a_template_that_writes_nothing_before_a_chat_has_its_first_token_as_prompt(tokenizer):
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    (one,) = encoded([{"messages": [{"role": "assistant", "content": "Hello, I am Kim."}]}], tokenizer)
+    assert len(one.prompt) == 1
+    assert tokenizer.decode([*one.prompt, *one.answer]) == f"Hello, I am Kim.{tokenizer.eos_token}"
 
 
 def test_an_answer_ends_at_the_end_of_the_turn_where_that_is_not_the_tokenizers_end(tokenizer):

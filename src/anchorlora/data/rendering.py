@@ -12,7 +12,8 @@ answer that the tokenizer does not know is refused; one of a prompt is noted.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,7 +62,8 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
         messages = thoughts.apart(location, messages, tokenizer)
     *before, reply = messages
     write = partial(render, location, tokenizer=tokenizer, tools=example.tools)
-    prompt, whole, content = write(before, asking=True), write(messages), str(reply["content"])
+    whole, content = write(messages), str(reply["content"])
+    prompt = write(before, asking=True) if before else _opening(write, whole, reply)
     where, words = f"{location}: message {len(messages)} (role 'assistant')", thoughts.own_words(content, tokenizer)
     thoughts.refuse_split(where, words, whole, tokenizer)
     text, prompt = thoughts.joined(location, prompt, whole, messages, write)
@@ -77,6 +79,7 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
     while first < len(read.ids) and read.offsets[first][0] < boundary and read.ids[first] in tokenizer.get_added_vocab().values():
         first += 1  # a token of the template that takes the blanks after it
     read, first, split = read.served(first, apart=not example.continued)
+    first = max(first, 1)  # nothing comes before the first token, where a template writes nothing before a chat
     if split and split != "white" and not example.continued:
         split = "template"
     answer = _end_at_stop(location, read.ids[first:], encoder)
@@ -106,6 +109,18 @@ def text_turn(example: Example, encoder: Encoder) -> Turn:
     head = len(encoder.beginning) if begun else next((i for i, (a, b) in enumerate(read.offsets) if a != b), 0)
     label = decode_answer(tokenizer, written[:-1] if written[-1] in encoder.stops else written).strip()
     return Turn(prompt, tuple(read.ids[:first]), written, head, "", label, read.unknown(first + len(written), own=answer), split)
+
+
+def _opening(write: Write, whole: str, reply: Mapping[str, Any]) -> str:
+    """What stands before a chat's first message, the assistant's: no server writes it, so its end is that of other prompts."""
+    with suppress(InvalidValue):
+        asked = [{"role": "user", "content": ASKED}]
+        header = write(asked, asking=True).removeprefix(write(asked))
+        if header and header in whole:
+            return whole[: whole.index(header) + len(header)]
+    with suppress(InvalidValue):
+        return write([{**reply, "content": ANSWERED}]).partition(ANSWERED)[0]
+    return ""
 
 
 def _start(write: Write, text: str, boundary: int, content: str, messages: Messages) -> int:

@@ -48,7 +48,8 @@ class Example:
         index: Position in the file that it comes from, from 0.
         sentence: The passage, or the prompt as text.
         label: The right label or answer.
-        messages: The conversation before the answer, for a tokenizer with a chat template; none for plain text.
+        messages: The conversation before the answer, for a tokenizer with a chat template; none for plain text, or where the
+            answer begins the chat.
         place: Where it comes from, for messages, such as "new.jsonl, line 7".
         reply: The message of the assistant that is the answer, with all its keys; None where the answer is the label alone.
         tools: The functions that the chat may call.
@@ -73,6 +74,11 @@ class Example:
     learned: tuple[int, ...] = ()
     continued: int = 0
     lead: str = ""
+
+    @property
+    def is_answer(self) -> bool:
+        """True unless it is plain text: it answers a prompt, or begins a chat."""
+        return bool(self.messages or self.sentence) or self.reply is not None
 
 
 def is_unicode(text: str) -> bool:
@@ -102,15 +108,14 @@ def _examples(sample: Sample) -> Iterator[Example]:
     plain = "" if sample.plain is None or isinstance(sample.plain.content, tuple) else sample.plain.content[: sample.plain.given]
     learned = sample.learned
     for i in learned:
-        if i:
-            yield Example(
-                0,
-                plain,
-                content[i]["content"],
-                content[:i],
-                location,
-                reply=content[i],
-                tools=sample.tools,
-                learned=tuple(earlier for earlier in learned if earlier < i),
-                continued=sample.continued if i == sample.given else 0,
-            )
+        yield Example(
+            0,
+            plain,
+            content[i]["content"],
+            content[:i],
+            location,
+            reply=content[i],
+            tools=sample.tools,
+            learned=tuple(earlier for earlier in learned if earlier < i),
+            continued=sample.continued if i == sample.given else 0,
+        )

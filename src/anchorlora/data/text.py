@@ -64,7 +64,7 @@ def turn_of(example: Example, encoder: Encoder) -> Turn:
         text = str(tokenizer.decode(list(prompt), skip_special_tokens=False))
         head = len(encoder.beginning) if prompt[: len(encoder.beginning)] == encoder.beginning else 0
         return Turn(text, prompt, answer, head, label=decode_answer(tokenizer, stopped).strip())
-    if example.messages and (tokenizer.chat_template or not example.sentence):
+    if (example.messages or example.reply) and (tokenizer.chat_template or not example.sentence):
         return chat_turn(example, encoder)
     return text_turn(example, encoder)
 
@@ -73,7 +73,7 @@ def fitted(example: Example, turn: Turn, most: int, *, name: str) -> Encoded:
     """Return an example whose tokens are known, cut to fit; `name` stands for a place that it does not have."""
     prompt, answer = turn.prompt, turn.answer
     cut = len(prompt) + len(answer) > most
-    if not example.messages and not example.sentence:
+    if not example.is_answer:
         answer = answer[: most - len(prompt)]
     elif len(answer) >= most:
         raise _too_long(example.place or name, len(answer), most)
@@ -118,7 +118,7 @@ def count_rows(
         if len(characters) < SHOWN:
             characters |= dict.fromkeys(unknown)
         counts["cut"] += any(len(turn.prompt) + len(turn.answer) > most for _, turn in turns)
-        longest = max((len(turn.answer) for example, turn in turns if example.messages or example.sentence), default=0)
+        longest = max((len(turn.answer) for example, turn in turns if example.is_answer), default=0)
         if not turns:
             counts["skipped"] += 1
             unfit[number] = f"{sample.place}: there is no answer; a chat needs a message of the assistant"
@@ -146,7 +146,7 @@ def counting(items: Iterable[Row], tell: Callable[[int, int], None], total: int)
 
 def answer_fits(example: Example, encoder: Encoder) -> bool:
     """Return True unless an answer to a prompt takes all the room; plain text is cut."""
-    return not (example.messages or example.sentence) or len(turn_of(example, encoder).answer) < encoder.max_tokens
+    return not example.is_answer or len(turn_of(example, encoder).answer) < encoder.max_tokens
 
 
 def shortened(turn: Turn, room: int) -> tuple[int, ...]:
@@ -162,9 +162,8 @@ def token_ids(samples: Iterable[Sample], tokenizer: Any, *, max_tokens: int, end
         sequences: list[tuple[int, ...]] = []
         for example in examples_of([sample]):
             turn = turn_of(example, encoder)
-            plain = not example.messages and not example.sentence
             room = max_tokens - len(turn.answer)
-            prompt = turn.prompt if plain or room >= len(turn.prompt) else shortened(turn, max(room, 1))
+            prompt = turn.prompt if not example.is_answer or room >= len(turn.prompt) else shortened(turn, max(room, 1))
             ids = (prompt + turn.answer)[:max_tokens]
             if sequences and ids[: len(sequences[-1])] == sequences[-1]:
                 sequences.pop()

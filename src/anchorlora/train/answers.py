@@ -48,7 +48,7 @@ def answers_of(out: Path, verdict: Mapping[str, Any]) -> list[Answers]:
         start, stop = (0, OF_SKILL) if part is verdict else (first, first + 1)
         examples = list(probes_in(folder / stage, name).examples(name, "test", limit=stop))
         rows = list(zip(examples, pairs, strict=False))[start:]
-        shown = [_answer(example, *pair) for example, pair in rows if example.messages or example.sentence]
+        shown = [_answer(example, *pair) for example, pair in rows if example.is_answer]
         if shown:
             answers.append(Answers(part.get("title") or name, tuple(shown), len(pairs), len(changed)))
     return answers
