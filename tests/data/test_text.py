@@ -13,6 +13,7 @@ from anchorlora.config import TaskSettings
 from anchorlora.continual.data import TaskData
 from anchorlora.data import Encoder, Example, TextFiles, TextSource
 from anchorlora.data.metrics import METRICS, Answer, metric_named
+from anchorlora.data.sample_files import samples_in
 from anchorlora.errors import AnchorloraError, InvalidValue
 
 TEMPLATE = (
@@ -187,6 +188,29 @@ def test_rows_are_read_one_by_one_whatever_the_size_of_the_file(tmp_path):
         tracemalloc.stop()
     assert counts == [2700, 300]
     assert peak < size / 4, (peak, size)
+
+
+@pytest.mark.parametrize(
+    ("row", "chat", "apart"),
+    [({"text": "word {i} and the words that follow it"}, False, apart) for apart in (True, False)]
+    + [({"messages": [{"role": "user", "content": "{i}"}, {"role": "assistant", "content": "{i} 1 2 3 4 5 6"}] * 2}, True, False)],
+)
+def test_progress_takes_no_further_pass_over_a_file(row, chat, apart, tokenizer, tmp_path):
+    tokenizer.chat_template = TEMPLATE
+    path, passes, told = tmp_path / "rows.jsonl", [], []
+    path.write_text("".join(json.dumps(row).replace("{i}", str(i)) + "\n" for i in range(40)))
+
+    def reader(file):
+        passes.append(file)
+        yield from samples_in(file)
+
+    source = TextFiles({"t": TextSource(str(path), str(path) if apart else None, reader=reader)})
+    source.task("t")
+    first = len(passes)
+    encoded = source.encoded("t", "train", Encoder(tokenizer, max_tokens=64), tell=lambda done, total: told.append((done, total)))
+    assert len(passes) == first + 1
+    assert len(encoded) == (40 if apart else 36) * (2 if chat else 1)
+    assert told[-1] == (len(encoded), len(encoded))
 
 
 BAD = {

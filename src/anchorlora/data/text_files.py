@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -53,6 +54,7 @@ class TextFiles:
     opened: dict[str, FileFacts] = field(default_factory=dict)
     _listed: dict[str, _Listed] = field(default_factory=dict)
     _answers: dict[str, _Answers] = field(default_factory=dict)
+    _lengths: dict[str, int] = field(default_factory=dict)  # training examples of the files that were read to the end for these
     _encoded: dict[tuple[Any, ...], EncodedExamples] = field(default_factory=dict)
 
     @property
@@ -75,6 +77,8 @@ class TextFiles:
                 answers.add(example)
                 if answers.counts is None and not answers.plain:  # the file is not read any further
                     break
+            else:
+                self._lengths[name] = answers.examples
         else:
             answers = self._answers[name]
         metrics = source.metrics
@@ -117,8 +121,7 @@ class TextFiles:
             return self._encoded[key]
         examples: Iterable[Example] = self.examples(name, split, limit=limit)
         if tell is not None:
-            total = sum(1 for _ in self.examples(name, split, limit=limit))
-            examples = counting(examples, tell, total)
+            examples = counting(examples, tell, self._length(name, split, limit))
         return encoder.encode(self.task(name), examples)
 
     def counted(
@@ -145,6 +148,17 @@ class TextFiles:
     def held_out(self, name: str) -> int:
         """Return how many rows of the training file are held out; 0 with a test file."""
         return 0 if self._source(name).test is not None else len(self._holdout(name))
+
+    def _length(self, name: str, split: str, limit: int | None) -> int:
+        """How many examples of a split are read; its file is read again only where it was not read to the end."""
+        if self._source(name).test is None and self.testing and name in self._listed:
+            held = self._holdout(name)
+            known = sum(n for i, n in enumerate(self._listing(name).examples) if (i in held) == (split == "test"))
+        elif split == "train" and name in self._lengths:
+            known = self._lengths[name]
+        else:
+            return sum(1 for _ in self.examples(name, split, limit=limit))
+        return known if limit is None else min(known, limit)
 
     def _source(self, name: str) -> TextSource:
         if name not in self.sources:
@@ -182,20 +196,23 @@ class _Listed:
 
     rows: RowHashes
     answers: _Answers
+    examples: array[int]  # how many each row has
     unfit: frozenset[int]  # rows of which nothing is learned
     held: frozenset[int] | None = None  # rows that are held out; None until that is asked
 
     @classmethod
     def of(cls, name: str, samples: Iterable[Sample]) -> _Listed:
         """Read the rows."""
-        rows, answers, unfit = RowHashes(name), _Answers(), set[int]()
+        rows, answers, numbers, unfit = RowHashes(name), _Answers(), array("L"), set[int]()
         for number, sample in enumerate(samples):
             rows.add(sample)
             if not sample.weight:
                 unfit.add(number)
-            for example in examples_of([sample]):
+            examples = list(examples_of([sample]))
+            numbers.append(len(examples))
+            for example in examples:
                 answers.add(example)
-        return cls(rows, answers, frozenset(unfit))
+        return cls(rows, answers, numbers, frozenset(unfit))
 
 
 class _Answers:
@@ -209,10 +226,10 @@ class _Answers:
 
     def add(self, example: Example) -> None:
         """Look at an answer, unless it is known that they are no labels."""
-        self.plain &= not example.sentence and not example.messages
+        self.plain &= not example.is_answer
+        self.examples += 1
         if self.counts is None:
             return
-        self.examples += 1
         label = example.label.strip()
         self.counts[label] = self.counts.get(label, 0) + 1
         self.firsts.setdefault(label, example)
