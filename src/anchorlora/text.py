@@ -1,4 +1,4 @@
-"""Make text of others fit to be shown or to name a file: it controls no terminal, reverses no line, and holds no secret."""
+"""Make text fit to be shown or to name a file: that of others controls no terminal, reverses no line, and holds no secret."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ def without_secrets(text: str) -> str:
 def shown(text: str) -> str:
     """Return text fit for a terminal and a log: visible, and without secrets."""
     return visible(without_secrets(text))
+
+
+def amount(number: float, one: str, many: str | None = None) -> str:
+    """Return a number of things in words, such as `1 row` and `2 rows`; `many` is for words that take no s."""
+    digits = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{digits} {one if digits == '1' else many or f'{one}s'}"
 
 
 def file_name(text: str) -> str:

@@ -29,6 +29,7 @@ from anchorlora.models.packing import unpackable
 from anchorlora.scores import Paired
 from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
+from anchorlora.train.judge import by_row
 from anchorlora.train.stages import Teaching, facts_in, probes_in, scores_in
 
 BUDGET = "budget.json"  # in skill/
@@ -72,7 +73,7 @@ class WithinBudget(RunCallback):
         tests = {name: probes_in(self.folder / "before", name).encoded(name, "test", encoder, limit=limit) for name in names}
         rows = {name: [e.example.place for e in examples] for name, examples in tests.items()}
         scores = scores_in(self.folder, "before")
-        before = {name: of_rows([row["metrics"][LOSS] for row in scores[name]], rows[name]) for name in names}
+        before = {name: [row["metrics"][LOSS] for row in scores[name]] for name in names}
         tests[self.request.name] = self.teaching.files.encoded(self.request.name, "test", encoder, limit=limit)
         trained = {layer.name: layer.current.copy() for layer in anchor.layers}
         packed = {name: unpackable(model, longest_first(examples)) is None for name, examples in tests.items()}
@@ -87,8 +88,8 @@ class WithinBudget(RunCallback):
             scale = step / STEPS
             self.teaching.tell("looking for the scale", STEPS - step, STEPS + 1)
             leave_at(anchor, trained, scale)
-            now = {name: of_rows([row[LOSS] for row in losses(name)], rows[name]) for name in names}
-            curve.append({"scale": scale, "kept": {name: rise(before[name][::2], now[name][::2]) for name in names}})
+            now = {name: [row[LOSS] for row in losses(name)] for name in names}
+            curve.append({"scale": scale, "kept": {name: rise(before[name], now[name], rows[name], half=0) for name in names}})
             if all(loss["most"] <= self.request.budget for loss in curve[-1]["kept"].values()):
                 break
         self.teaching.tell("looking for the scale", STEPS + 1, STEPS + 1)
@@ -97,7 +98,7 @@ class WithinBudget(RunCallback):
         budget = {
             "allowed": self.request.budget,
             "scale": scale,
-            "kept": {name: rise(before[name][1::2], now[name][1::2]) for name in names},
+            "kept": {name: rise(before[name], now[name], rows[name], half=1) for name in names},
             "skill": {
                 way: {key: mean(row[key] for row in rows) for key in (LOSS, TOKEN_ACCURACY)}
                 for way, rows in (("trained", learned[1.0]), ("scaled", learned[scale]))
@@ -127,15 +128,9 @@ def rows_tested(folder: Path, limit: int | None) -> dict[str, int]:
     return rows
 
 
-def of_rows(values: Sequence[float], rows: Sequence[str]) -> list[float]:
-    """Return the mean over the examples of each row, so that no chat both chooses the scale and judges it."""
-    groups: dict[str, list[float]] = {}
-    for value, row in zip(values, rows, strict=True):
-        groups.setdefault(row, []).append(value)
-    return [mean(group) for group in groups.values()]
-
-
-def rise(before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
-    """Return the mean rise of a loss over the same rows, and its upper 95 % bound."""
-    pairs = Paired(before, after)
+def rise(before: Sequence[float], after: Sequence[float], rows: Sequence[str], *, half: int) -> dict[str, float]:
+    """Return the mean rise of a loss over every second row, and its upper 95 % bound; no chat both chooses the scale and judges."""
+    some = {*[*dict.fromkeys(rows)][half::2]}
+    chosen = [i for i, row in enumerate(rows) if row in some]
+    pairs = Paired(*(by_row([side[i] for i in chosen], [rows[i] for i in chosen]) for side in (before, after)))
     return {"n": pairs.n, "mean": mean(pairs.changes), "most": pairs.interval(level=0.9)[1]}

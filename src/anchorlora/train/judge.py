@@ -20,6 +20,7 @@ from anchorlora.data import LOSS
 from anchorlora.data.metrics import TOKEN_ACCURACY
 from anchorlora.errors import InvalidValue
 from anchorlora.scores import Paired, most_share
+from anchorlora.text import amount
 
 ROUNDING = 1e-3  # nats; a loss that changes by less has not changed
 LEAST = 6  # rows; fewer have no 95 % interval, since all their signs are equal by chance in more than 5 %
@@ -48,7 +49,7 @@ class Margin(Harm):
             raise InvalidValue(f"a margin is 0 to 100 points and some loss, both above 0, not {self.points:g} and {self.nats:g}")
 
     def __str__(self) -> str:
-        return f"{self.points:g} points of answers and {self.nats:g} of loss per token"
+        return f"{amount(self.points, 'point')} of answers and {self.nats:g} of loss per token"
 
 
 DEFAULT_MARGIN = Margin()
@@ -94,7 +95,7 @@ class Comparison:
         rows = [scores.get("row", i) for i, scores in enumerate(before)]
 
         def pairs(name: str, unit: float) -> Paired:
-            return Paired(*(_by_row([unit * scores["metrics"][name] for scores in side], rows) for side in (before, after)))
+            return Paired(*(by_row([unit * scores["metrics"][name] for scores in side], rows) for side in (before, after)))
 
         name = next(iter(before[0]["metrics"]))
         flips = pairs(name, 1.0).flips
@@ -113,8 +114,8 @@ class Comparison:
         return float(min(100.0, max(0.0, bound)))
 
 
-def _by_row(values: Sequence[float], rows: Sequence[Any]) -> list[float]:
-    """A value a row, whose mean is that of all values: turns of one chat are alike, so they are drawn together."""
+def by_row(values: Sequence[float], rows: Sequence[Any]) -> list[float]:
+    """Return a value a row, whose mean is that of all values: turns of one chat are alike, so they are drawn together."""
     sums: dict[Any, float] = {}
     for value, row in zip(values, rows, strict=True):
         sums[row] = sums.get(row, 0.0) + value
@@ -144,21 +145,22 @@ def judge_kept(comparison: Comparison, margin: Margin = DEFAULT_MARGIN) -> Judge
     n, metric, loss = comparison.n, comparison.metric, comparison.loss
     possible = Harm(comparison.largest(worse=True), loss.interval[1])
     judged = partial(JudgedKept, n, metric, loss, comparison.flips, margin=margin, possible=possible)
+    allowed = amount(margin.points, "point")
     unsound = not math.isfinite(loss.after)
     harmed = n >= LEAST and (loss.interval[0] > ROUNDING or metric.interval[1] < 0)
     within = n >= FEWEST and possible.points <= margin.points < metric.before and possible.nats <= margin.nats
     if unsound or (harmed and not within):
         return judged("worse", "bad")
     if metric.before <= margin.points:
-        reason = f"only {metric.before:.1f} % was right before, and no drop by more than {margin.points:g} points could be seen"
+        reason = f"only {metric.before:.1f} % was right before, and no drop by more than {allowed} could be seen"
         return judged(f"cannot tell (n = {n})", "even", reason)
     if within:
         better = "and better" if loss.interval[1] < -ROUNDING else ""
-        return judged(f"kept within {margin.points:g} points", "good", "but a little worse" if harmed else better)
+        return judged(f"kept within {allowed}", "good", "but a little worse" if harmed else better)
     reasons = []
     if possible.points > margin.points:
-        drop = f"{possible.points:.{_digits(possible.points)}f}"
-        reasons.append(f"a drop of up to {drop} points is possible, and {margin.points:g} are allowed")
+        are = "is" if margin.points == 1 else "are"
+        reasons.append(f"a drop of up to {_in_points(possible.points)} is possible, and {margin.points:g} {are} allowed")
     if possible.nats > margin.nats:
         reasons.append(f"the loss may have risen by up to {possible.nats:.3f}, and {margin.nats:g} is allowed")
     if n < FEWEST and not reasons:
@@ -199,7 +201,7 @@ def judge_learned(comparison: Comparison, margin: Margin = DEFAULT_MARGIN) -> Ju
     room = max(abs(metric.change), margin.points)
     needed = max(n + 1, FEWEST, math.ceil(n * (width / room) ** 2), 0 if metric.change else _fewest(margin.points))
     loss_too = "the loss fell, and " if fell else ""
-    reason = f"{loss_too}answers may be up to {gain:.{_digits(gain)}f} points better; about {needed:,} held-out rows would tell"
+    reason = f"{loss_too}answers may be up to {_in_points(gain)} better; about {needed:,} held-out rows would tell"
     return judged(f"cannot tell (n = {n})", "even", reason, needed)
 
 
@@ -221,6 +223,10 @@ def _rows_needed(comparison: Comparison, possible: Harm, margin: Margin) -> int:
 def _fewest(points: float) -> int:
     """Number of rows that exclude a drop of so many points if none of them turns wrong."""
     return max(FEWEST, math.ceil(math.log(0.025) / math.log1p(-min(points, 99.9) / 100) - 1e-9))
+
+
+def _in_points(points: float) -> str:
+    return amount(round(points, _digits(points)), "point")
 
 
 def _digits(points: float) -> int:
