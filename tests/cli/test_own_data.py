@@ -52,7 +52,7 @@ def test_all_tasks_of_a_layout_are_learned_in_their_order_and_scored_by_their_me
 def test_a_dry_run_counts_the_examples_of_every_task(tmp_path, capsys):
     assert main(["run", "mini", *FEW, *written("trace", tmp_path), "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "C-STANCE: 8 training examples, 1 optimizer steps, 2 test examples" in out
+    assert "C-STANCE: 8 training examples, 1 optimizer step, 2 test examples" in out
     assert "20Minuten: 8 training examples" in out
 
 

@@ -123,6 +123,9 @@ def test_a_wider_margin_is_printed_and_allows_more():
     found = kept(before, after, Margin(points=10))
     assert found.verdict == "kept within 10 points"
     assert found.margin == Margin(10, 0.05)
+    many = ([1] * 900, [0.5] * 900)
+    assert kept(many, many, Margin(points=1)).verdict == "kept within 1 point"
+    assert "a drop of up to 37 points is possible, and 1 is allowed" in kept(*[([1] * 8, [0.5] * 8)] * 2, Margin(points=1)).reason
 
 
 @given(st.lists(st.tuples(SHARES, SHARES, LOSSES, LOSSES), min_size=1, max_size=120), st.sampled_from([1.0, 5.0, 30.0]))
@@ -252,6 +255,7 @@ NONE = dict.fromkeys(("repeated", "together", "cut", "skipped", "long", "unknown
             ["2 of 9 held-out rows have the text, prompt or beginning of a row that is trained on, so they"],
         ),
         ("kept", {"skipped": 4}, ["4 rows have no answer, and are not measured"]),
+        ("learned", {"skipped": 1}, ["1 row has no answer, and is left out"]),
         ("measured", {"long": 5}, ["5 rows have an answer that takes --max-length alone, and are not measured"]),
         ("learned", {"empty": 2}, ["2 rows have an empty answer, and the model is taught to say nothing there; take them out if"]),
         ("kept", {"empty": 2}, ["2 rows have an empty answer"]),
@@ -262,6 +266,27 @@ NONE = dict.fromkeys(("repeated", "together", "cut", "skipped", "long", "unknown
             {"unknown": 7, "characters": "ж🦊"},
             ["7 rows have prompts with characters that the tokenizer does not know ('ж🦊')"],
         ),
+        (
+            "learned",
+            {"together": 1, "empty": 1, "unknown": 1, "characters": "ж", "split": {"word": 1}},
+            [
+                "1 row repeats the text, prompt or beginning of another, and is held out or trained on together with it",
+                "1 row has an empty answer, and",
+                "1 row has a prompt with characters",
+                "1 of 50 rows is served other tokens",
+            ],
+        ),
+        (
+            "kept",
+            {"held_out": 1, "also_learned": 1, "cut": 1, "long": 1, "longest": 300, "generated": 1},
+            [
+                "1 of 1 held-out row has the text, prompt or beginning of a row that is trained on, so it is not held out; take",
+                "1 row is longer than --max-length; protected and measured is what fits",
+                "1 row has an answer that takes --max-length alone, and is not measured",
+                "the longest answer takes 300 tokens, and 1 is generated, so",
+            ],
+        ),
+        ("tested", {"read": 2, "repeated": 1}, ["1 of 2 rows of the test file repeats another"]),
         (
             "learned",
             {"split": {"blank": 8}},
@@ -278,9 +303,9 @@ def test_rows_are_spoken_of_only_where_something_befell_them_and_the_page_has_al
     assert len(spoken) == len(said)
     assert all(f"new: {part}" in each for part, each in zip(said, spoken, strict=True))
     page = render(replace(found, sentences=spoken).as_dict())
-    for number in [50, *counts.values(), *counts.get("split", {}).values()]:
+    for number in [rows[0]["read"], *counts.values(), *counts.get("split", {}).values()]:
         assert str(number) in page or number is True or isinstance(number, dict)
-    for name, cell in (("also_learned", "9, {} trained on, too"), ("empty", "0, {} have an empty one")):
+    for name, cell in (("also_learned", f"{rows[0]['held_out']}, {{}} trained on, too"), ("empty", "0, {} with an empty one")):
         assert (f"<td>{cell.format(counts.get(name))}</td>" in page) is bool(counts.get(name))
     assert ("Every number is over examples that nothing was trained on" in page) is not bool(counts.get("also_learned"))
     assert "Rows of text" in page

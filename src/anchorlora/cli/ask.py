@@ -12,7 +12,7 @@ import click
 from anchorlora.cli.console import count_option, err, example, hide_loading
 from anchorlora.errors import InvalidValue
 from anchorlora.store.json import loads
-from anchorlora.text import shown
+from anchorlora.text import amount, shown
 
 if TYPE_CHECKING:
     from transformers import TextStreamer
@@ -102,7 +102,7 @@ def _answer(loaded: LoadedModel, adapted: Any, ids: list[int], *, longest: int, 
     inputs = loaded.tokenizer.pad({"input_ids": [ids]}, padding=False, return_tensors="pt").to(loaded.device)
     tokens = adapted.generate(**inputs, max_new_tokens=longest, streamer=printing(loaded.tokenizer, stops))[0].tolist()
     if tokens[-1] not in stops:
-        err.print(f"(cut after {longest} tokens{'; --max-new-tokens N allows more' if longest == asked else ''})")
+        err.print(f"(cut after {amount(longest, 'token')}{'; --max-new-tokens N allows more' if longest == asked else ''})")
 
 
 def printing(tokenizer: Any, stops: Collection[int]) -> TextStreamer:
@@ -160,7 +160,7 @@ def _form_of_examples(artifact: Artifact, sample: Sample | None) -> Form | None:
         example = next(iter(source_of(artifact.config.recipe.tasks).examples(artifact.task, "test")))
     except (OSError, InvalidValue):  # the run's data is elsewhere now
         return None
-    return "chat" if example.messages else "plain"
+    return "plain" if example.reply is None else "chat"
 
 
 def _left_example(artifact: Artifact) -> Sample | None:

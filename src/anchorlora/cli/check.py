@@ -10,6 +10,7 @@ import click
 from anchorlora.cli.console import example, fitted, hide_loading, out, path_option, print_json
 from anchorlora.cli.options import methods_beginning
 from anchorlora.errors import Failed
+from anchorlora.text import amount
 
 LABELS = {  # condition -> its name, and what is measured
     "displacement": ("displacement", "|ΔA V| / |ΔA|"),
@@ -112,6 +113,6 @@ def measure(before: Path, after: Path, cores: Path, data: str | None, model: str
         low, high = comparison["interval"]
         unit, digits = ("", 4) if name == "loss" else (" %", 1)
         out.print(
-            f"{comparison['name'].replace('_', ' ')} on {changed['n']} examples: {comparison['before']:.{digits}f} -> "
+            f"{comparison['name'].replace('_', ' ')} on {amount(changed['n'], 'example')}: {comparison['before']:.{digits}f} -> "
             f"{comparison['after']:.{digits}f}{unit} (95 % interval of the change {low:+.{digits}f} to {high:+.{digits}f})"
         )

@@ -12,6 +12,7 @@ from anchorlora.cli.options import ReadsRows
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
+from anchorlora.text import amount
 
 if TYPE_CHECKING:
     from anchorlora.models.cores_from_text import MadeCores
@@ -130,6 +131,7 @@ def cap_in_words(layers: dict[str, dict[str, Any]], rule: dict[str, Any]) -> str
     asked = [core["k_star"] for core in short.values() if core["k_star"]]
     remedy = f"--at-most {max(asked)} would hold it" if len(asked) == len(short) else "more rows are needed to hold it"
     return (
-        f"warning: at {len(short)} of {len(layers)} layer inputs the limit of {rule['at_most']} directions holds less than the "
+        f"warning: at {len(short)} of {amount(len(layers), 'layer input')} the limit of {amount(rule['at_most'], 'direction')} "
+        "holds less than the "
         f"{100 * rule['energy']:.0f} % of energy asked for (least: {100 * made['retained_energy']:.0f} % at {worst}); {remedy}"
     )

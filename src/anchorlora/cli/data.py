@@ -11,6 +11,7 @@ from anchorlora.cli.console import example, out, path_option, print_json
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.data.importing import agrees, import_benchmark, verify_benchmark
 from anchorlora.errors import Failed, InvalidValue
+from anchorlora.text import amount
 
 
 @click.group()
@@ -29,7 +30,7 @@ def import_(source: str, to: Path) -> None:
     with stopping_at_once():
         manifest = import_benchmark(source, to)
     kinds = Counter(entry["kind"] for entry in manifest["files"].values())
-    out.print(f"{len(manifest['files'])} files in {to}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
+    out.print(f"{amount(len(manifest['files']), 'file')} in {to}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
 
 
 @data.command(epilog=example("anchorlora data verify data/benchmark"))

@@ -16,6 +16,7 @@ from anchorlora.data import Encoder, TaskSource
 from anchorlora.methods import Method
 from anchorlora.runs.expected import examples_of, in_words, measured_in_words, measured_rate, parts_of, work_of
 from anchorlora.store.files import dump_yaml
+from anchorlora.text import amount
 
 
 def _finite(ctx: click.Context, option: click.Parameter, rate: float | None) -> float | None:
@@ -126,5 +127,6 @@ def _steps(config: RunConfig, source: TaskSource) -> list[str]:
     for name in config.order:
         train, test = (len(examples) for examples in examples_of(source, recipe.tasks, name))
         total += recipe.steps(train)
-        lines.append(f"{name}: {train} training examples, {recipe.steps(train)} optimizer steps, {test} test examples")
-    return [*lines, f"{total} optimizer steps in all"]
+        parts = ((train, "training example"), (recipe.steps(train), "optimizer step"), (test, "test example"))
+        lines.append(f"{name}: {', '.join(amount(number, what) for number, what in parts)}")
+    return [*lines, f"{amount(total, 'optimizer step')} in all"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from anchorlora.devices import float64_device, in_float64, placed, torch
 from anchorlora.errors import InvalidType, InvalidValue, NotFinite
+from anchorlora.text import amount
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,7 +113,7 @@ def refuse_nothing_free(anchor: Anchor, closed: Collection[str]) -> None:
     full = full_layers(anchor)
     if not full:
         return
-    name, more = next(iter(full)), f" and {len(full) - 1} more layers" if len(full) > 1 else ""
+    name, more = next(iter(full)), f" and {amount(len(full) - 1, 'more layer')}" if len(full) > 1 else ""
     if len(full) == len(anchor.layers):
         raise InvalidValue(
             f"every layer is full: all {full[name]} directions of the input of {name} are protected, so nothing can be learned; "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from anchorlora.constraints.base import ActiveConstraint
 from anchorlora.devices import torch
 from anchorlora.errors import InvalidType, InvalidValue
+from anchorlora.text import amount
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +61,7 @@ def refuse_unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Coll
     if changed := anchor.changed():
         raise InvalidValue(f"{changed[0]} since its anchor was made; make the Anchor when the model is as it will be trained")
     if others := unprotected(optimizer, anchor, also_training):
-        more = f" and {len(others) - 1} more parameters train" if len(others) > 1 else " trains"
+        more = f" and {amount(len(others) - 1, 'more parameter')} train" if len(others) > 1 else " trains"
         how = ", which takes an optimizer of pairs of names and parameters" if others[0].startswith(UNNAMED) else ""
         raise InvalidValue(
             f"{others[0]}{more} beside the protected layers, and nothing keeps what they were; freeze them, or name their modules "

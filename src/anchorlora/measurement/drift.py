@@ -27,6 +27,7 @@ from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.geometry import Factors, LayerCore, Product, Subspace
 from anchorlora.geometry.subspace import TokenRows
 from anchorlora.store.record import is_zero, largest_zero
+from anchorlora.text import amount
 
 Added = TypeVar("Added", bound="Sums")
 EPSILON = 1e-12
@@ -97,7 +98,7 @@ class Drift:
 
     def __str__(self) -> str:
         """Return the verdict in sentences, with what is not protected."""
-        over = f"over {len(self.layers)} protected layer{'s' if len(self.layers) > 1 else ''}"
+        over = f"over {amount(len(self.layers), 'protected layer')}"
         if self.rho is None:
             sentences = [f"Nothing moved, {over}"]
         else:
@@ -201,7 +202,7 @@ def measure(anchor: Anchor, cores: Mapping[str, Subspace | LayerCore | Tensor] =
         raise NotFinite(f"the factors of {wrong} hold NaN or infinite values, so nothing can be measured; go back to finite ones")
     outside, beside = anchor.changed(), anchor.changed_beside()
     if beside:
-        more = f" and {len(beside) - 1} more parameters" if len(beside) > 1 else ""
+        more = f" and {amount(len(beside) - 1, 'more parameter')}" if len(beside) > 1 else ""
         outside.append(f"{beside[0]}{more} outside the protected layers changed")
     return replace(sum_up(squares), outside=tuple(outside), unprotected=tuple(anchor.unprotected()))
 

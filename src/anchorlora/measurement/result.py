@@ -20,6 +20,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Subspace
 from anchorlora.measurement.directions import Protected
 from anchorlora.measurement.layers import Audited, DriftReading
+from anchorlora.text import amount
 
 WORDS: dict[str, Any] = json.loads((files("anchorlora.measurement") / "advice.json").read_text(encoding="utf-8"))
 
@@ -88,8 +89,9 @@ def _exceptions(audited: Audited) -> str:
     over = [layer for layer, reading in audited.layers.items() if reading.status == "violated"]
     if not over:
         return ""
-    among = f"{len(over)} of {len(audited.layers)} layers, first {over[0]}"
-    return f" {among}, exceed their own tolerance, but not enough to change the overall verdict."
+    among = f"{len(over)} of {amount(len(audited.layers), 'layer')}, first {over[0]}"
+    exceed = "exceeds its" if len(over) == 1 else "exceed their"
+    return f" {among}, {exceed} own tolerance, but not enough to change the overall verdict."
 
 
 def _why(reading: DriftReading) -> str:

@@ -39,6 +39,7 @@ from anchorlora.store.adapter_config import WEIGHTS_FILE
 from anchorlora.store.artifact import artifact_in
 from anchorlora.store.files import refuse_existing
 from anchorlora.store.seal import sha256
+from anchorlora.text import amount
 
 GOLDEN = (5**0.5 - 1) / 2  # places in equal shares that follow no period of the text, such as examples of one length
 ROW_TOKENS = 2048  # most tokens of a packed row, or one text
@@ -300,14 +301,17 @@ def spread_positions(lengths: Sequence[int], rows: int) -> dict[int, list[int]]:
 def _refuse_few(store: FeatureStore, at_least: int) -> None:
     there = max((len(rows) for rows in store.last.core.values()), default=0)
     if there < at_least:
-        raise InvalidValue(f"the text has only {there} tokens, but a core needs at least {at_least} feature rows; give more text")
+        raise InvalidValue(
+            f"the text has only {amount(there, 'token')}, but a core needs at least {amount(at_least, 'feature row')}; "
+            "give more text"
+        )
 
 
 def _refuse_alike(layers: Mapping[str, LayerCore], at_least: int) -> None:
     for layer, made in layers.items():
         if made.core.k < at_least:
             raise InvalidValue(
-                f"the {made.rows} feature rows at {layer} span only {made.core.k} directions, but a core needs at least "
+                f"the {made.rows} feature rows at {layer} span only {amount(made.core.k, 'direction')}, but a core needs at least "
                 f"{at_least}; give more varied text, or lower --at-least"
             )
 

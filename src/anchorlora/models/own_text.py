@@ -27,6 +27,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.models.drawing import LEAVE, DecodingState, draw
 from anchorlora.models.load import device_of, dtype_of, empty_model, ends_of, quantization
 from anchorlora.models.packing import WINDOWS
+from anchorlora.text import amount
 
 BATCH = 16  # texts that share a random generator
 TOGETHER = 8  # batches, at most, that are drawn at once
@@ -72,7 +73,10 @@ def own_text(
         watch(min(count, sum(map(len, rows))))
     texts = [row for made in rows for row in made][:count]
     if len(texts) < count:
-        raise InvalidValue(f"the model wrote {len(texts)} texts that are not empty of {count}; give a file of old text instead")
+        raise InvalidValue(
+            f"of {amount(count, 'text')} that the model wrote, {amount(len(texts), 'is', 'are')} not empty; "
+            "give a file of old text instead"
+        )
     return texts
 
 

@@ -27,6 +27,7 @@ from anchorlora.store.run_folder import (
     spellings,
     task_at,
 )
+from anchorlora.text import amount
 
 Kind = Literal["run", "task", "adapter", "model"]
 # of a model; pickles too, so that whoever reads the weights can say how to convert them
@@ -192,7 +193,7 @@ def _of_run(folder: Path, run: RunFolder, number: int | None = None) -> Artifact
             )
         number = done[-1]
     if not 1 <= number <= len(order):
-        raise InvalidValue(f"the run in {run.root} has {len(order)} tasks, so there is no task {number}")
+        raise InvalidValue(f"the run in {run.root} has {amount(len(order), 'task')}, so there is no task {number}")
     for earlier, task in enumerate(order[:number], 1) if run.record is None else ():
         refuse_altered(run.task(earlier, task).path)
     adapter = run.task(number, order[number - 1]).adapter

@@ -39,6 +39,7 @@ from anchorlora.models.packing import packed as reading_packed
 from anchorlora.models.packing import unpackable
 from anchorlora.models.session import Session
 from anchorlora.runs.sizes import sizes
+from anchorlora.text import amount
 from anchorlora.train.budget import STEPS
 from anchorlora.train.kept import OWN_SHARE, SHARE, Kept
 from anchorlora.train.request import SELF, SkillRequest, leaves_cores
@@ -140,7 +141,7 @@ def price_of(
         if leaves_cores(request, method):
             texts = min(recipe.features.rows, _learned(part))
             seconds = texts * part.text * rates.reading * rates.shared + rates.spectra
-            phases.append(Phase(f"finding what to protect of {part.name}", f"{texts:,} texts", seconds))
+            phases.append(Phase(f"finding what to protect of {part.name}", amount(texts, "text"), seconds))
     evaluation = recipe.evaluation
     most = task.max_new_tokens or evaluation.max_new_tokens
     batch = TOKENS * evaluation.eval_batch
@@ -148,7 +149,7 @@ def price_of(
         phases.append(_test_phase(f"testing {part.name} before", part, rates, most, batch))
     start = sum(_read_back(part.examples, train, rates) for part in method.constraints if isinstance(part, GradientStart))
     ended = 0.0 if method.provided_cores is not None else rates.spectra  # cores of the task are made of rows where it ends
-    phases.append(Phase("training", f"{steps:,} steps", start + settings.epochs * tokens * rates.learning + ended))
+    phases.append(Phase("training", amount(steps, "step"), start + settings.epochs * tokens * rates.learning + ended))
     phases.append(_test_phase(f"testing {skill.name} after", skill, rates, min(most, skill.answer + 1), batch))
     for part in kept:
         phases.append(_test_phase(f"testing {part.name} after", part, rates, most, batch))
@@ -157,7 +158,7 @@ def price_of(
     if leaves_cores(request, method):
         texts = min(recipe.features.rows, len(train))
         seconds = texts * mean(train.lengths) * rates.reading + rates.spectra
-        phases.append(Phase("finding what a later skill must protect", f"{texts:,} texts", seconds))
+        phases.append(Phase("finding what a later skill must protect", amount(texts, "text"), seconds))
     if request.budget is not None:
         read = sum(part.rows * part.text for part in kept) * rates.reading * rates.shared
         phases.append(Phase("looking for the scale", f"at most {STEPS + 1} scales", (STEPS + 1) * read))
@@ -176,7 +177,7 @@ def _learned(part: Part) -> int:
 def _depended_on(what: str, method: Method, texts: int, tokens: float, rates: Rates) -> Phase:
     """Forward and backward passes, then products of all rows in float64, which take as long again."""
     texts = min(texts, sum(part.examples for part in method.constraints if isinstance(part, AnswerSensitivity)))
-    return Phase(what, f"{texts} texts", 2 * texts * tokens * rates.learning * rates.shared + 2 * rates.spectra)
+    return Phase(what, amount(texts, "text"), 2 * texts * tokens * rates.learning * rates.shared + 2 * rates.spectra)
 
 
 def _read_back(count: int, examples: EncodedExamples, rates: Rates) -> float:
@@ -199,7 +200,7 @@ def _kept_parts(request: SkillRequest, encoder: Encoder, parts: Sequence[Kept]) 
             yield Part(SELF, max(1, request.own // OWN_SHARE), user, answer * chat, user * chat + answer, known=True)
         elif kept.probes:
             examples = encoder.encode(TextTask(kept.name), examples_of(read_samples(kept.probes)))
-            answered = any(e.example.messages or e.example.sentence for e in examples)
+            answered = any(e.example.is_answer for e in examples)
             learned = kept.cores is not None or kept.memory is not None
             yield _part(kept.name, examples, answered=answered, read=bool(kept.unread) or not learned, known=learned)
 
@@ -214,7 +215,7 @@ def _own_text(session: Session, request: SkillRequest, rates: Rates) -> Phase:
 
 def _test_phase(what: str, part: Part, rates: Rates, most: float, batch: int) -> Phase:
     """Losses of all rows, and answers of so many tokens to batches of prompts, which go on from what was read for the losses."""
-    seconds, amount = (part.rows + TRIED) * part.text * rates.reading, f"{part.rows:,} rows"
+    seconds, work = (part.rows + TRIED) * part.text * rates.reading, amount(part.rows, "row")
     if part.answer:
         a_row = max(1, int(batch / max(1.0, part.prompt)))
         at_once = a_row * min(ROWS, -(-batch // TOKENS // a_row))
@@ -222,8 +223,8 @@ def _test_phase(what: str, part: Part, rates: Rates, most: float, batch: int) ->
         batches = [at_once] * whole + [rest] * (rest > 0)
         share = min(1.0, (part.answer + 1) / most) if part.known else 1.0
         seconds += sum(seconds_of_steps(rates.answering, rows, most, share) for rows in batches)
-        amount += f", answers of at most {most:.0f} tokens"
-    return Phase(what, amount, seconds)
+        work += f", answers of at most {amount(round(most), 'token')}"
+    return Phase(what, work, seconds)
 
 
 def measure_rates(session: Session, adapted: Any, recipe: Recipe, examples: EncodedExamples, *, writes: bool) -> Rates:

@@ -22,6 +22,7 @@ from anchorlora.store.adapter_config import read_config
 from anchorlora.store.json import loads
 from anchorlora.store.record import Record
 from anchorlora.store.run_folder import SKILL
+from anchorlora.text import amount
 from anchorlora.train.judge import DEFAULT_MARGIN, Change, Comparison, Judged, JudgedKept, Margin, judge_kept, judge_learned
 from anchorlora.train.kept import CAPACITY
 from anchorlora.train.request import SELF, SkillRequest
@@ -237,14 +238,17 @@ def sentences(verdict: Verdict) -> list[str]:
     if verdict.budget is not None:
         lines += _describe_budget(verdict, verdict.budget)
     if verdict.cut:
-        rest = "are longer than --max-length, and are learned without the tokens after the prompt's head that do not fit"
-        lines.append(f"{verdict.title}: {verdict.cut:,} examples {rest}")
+        rest = (
+            f"longer than --max-length, and {_are(verdict.cut)} learned without the tokens after the prompt's head that do not fit"
+        )
+        lines.append(f"{verdict.title}: {amount(verdict.cut, 'example is', 'examples are')} {rest}")
     for kept in verdict.kept:
         own = kept.own
         if own and (own["repeated"] or own["unfinished"] or own["degenerate"]):
             lines.append(
-                f"{kept.title}: of {own['texts']:,} texts of the model's own, {own['repeated']:,} are repeated and "
-                f"{own['degenerate']:,} are one token again and again; {own['unfinished']:,} are beginnings, since no message is "
+                f"{kept.title}: of {own['texts']:,} texts of the model's own, {amount(own['repeated'], 'is', 'are')} repeated and "
+                f"{amount(own['degenerate'], 'is', 'are')} one token again and again; "
+                f"{amount(own['unfinished'], 'is a beginning', 'are beginnings')}, since no message is "
                 f"longer than {OWN_TOKENS} tokens"
             )
     for rows in verdict.rows:
@@ -278,14 +282,15 @@ def _warning(kept: Kept) -> str | None:
     energy = kept.energy
     if energy and energy.cut:
         return (
-            f"warning: {kept.title} is protected in part: to leave room, {energy.cut} of {energy.layers} layers gave up directions "
-            f"of it; the others hold {100 * energy.mean:.0f} % of what the layers read there (least: {100 * energy.least:.0f} %; "
-            f"asked: {100 * energy.asked:.0f} %)"
+            f"warning: {kept.title} is protected in part: to leave room, {energy.cut} of {amount(energy.layers, 'layer')} gave up "
+            f"directions of it; the others hold {100 * energy.mean:.0f} % of what the layers read there "
+            f"(least: {100 * energy.least:.0f} %; asked: {100 * energy.asked:.0f} %)"
         )
     if energy and energy.below:
+        hold = amount(energy.at_most, "direction holds", "directions hold")
         return (
-            f"warning: {kept.title} is protected in part: at {energy.below} of {energy.layers} layers, {energy.at_most} directions "
-            f"hold less than {100 * energy.asked:.0f} % of what the layer reads there (least: {100 * energy.least:.0f} %); "
+            f"warning: {kept.title} is protected in part: at {energy.below} of {amount(energy.layers, 'layer')}, {hold} less than "
+            f"{100 * energy.asked:.0f} % of what the layer reads there (least: {100 * energy.least:.0f} %); "
             "--set at_most=N --set wide=N protects more and leaves room for fewer skills"
         )
     return None
@@ -299,7 +304,9 @@ def _describe_budget(verdict: Verdict, budget: Mapping[str, Any]) -> list[str]:
         return [f"budget {budget['allowed']:g}: no part of the change keeps within it, so the adapter changes nothing; allow more"]
     lines = []
     for name, part in budget["kept"].items():
-        rise = f"loss {part['mean']:+.3f}, at most {part['most']:+.3f} on {part['n']} held-out rows that did not choose it"
+        rise = (
+            f"loss {part['mean']:+.3f}, at most {part['most']:+.3f} on {amount(part['n'], 'held-out row')} that did not choose it"
+        )
         full = f"; unscaled {whole[name]['mean']:+.3f} on those that did" if scale != 1 else ""
         lines.append(f"{titles[name]}: scale {scale:g} for a budget of {budget['allowed']:g}: {rise}{full}")
     if scale != 1:
@@ -312,56 +319,67 @@ def _describe_budget(verdict: Verdict, budget: Mapping[str, Any]) -> list[str]:
 def _describe_rows(rows: Mapping[str, Any]) -> list[str]:
     """Sentences on the rows of one source, each only where there are any."""
     name, kept, lines = rows.get("title") or rows["name"], rows["use"] in ("kept", "measured"), []
-    if rows["use"] == "tested" and rows["repeated"]:
-        lines.append(f"{rows['repeated']:,} of {rows['read']:,} rows of the test file repeat another")
-    elif rows["use"] != "tested" and rows["source"] != SELF and rows["together"]:  # of its own texts the sentence above tells
-        side = ", and are held out or trained on together with it" if rows["held_out"] and rows["use"] != "measured" else ""
-        same = f" ({rows['repeated']:,} its whole text)" if 0 < rows["repeated"] < rows["together"] else ""
-        lines.append(f"{rows['together']:,} rows repeat the text, prompt or beginning of another{same}{side}")
-    if rows.get("also_learned"):
-        which = f"{rows['held_out']:,} held-out rows" if kept else f"{rows['read']:,} rows of the test file"
+    repeated, together, also_learned = rows["repeated"], rows["together"], rows.get("also_learned")
+    if rows["use"] == "tested" and repeated:
+        repeat = "repeats" if repeated == 1 else "repeat"
+        lines.append(f"{repeated:,} of {amount(rows['read'], 'row')} of the test file {repeat} another")
+    elif rows["use"] != "tested" and rows["source"] != SELF and together:  # of its own texts the sentence above tells
+        divided = rows["held_out"] and rows["use"] != "measured"
+        side = f", and {_are(together)} held out or trained on together with it" if divided else ""
+        same = f" ({repeated:,} its whole text)" if 0 < repeated < together else ""
+        repeat = amount(together, "row repeats", "rows repeat")
+        lines.append(f"{repeat} the text, prompt or beginning of another{same}{side}")
+    if also_learned:
+        which = amount(rows["held_out"], "held-out row") if kept else f"{amount(rows['read'], 'row')} of the test file"
         remedy = "take that out of what is learned, or keep other rows" if kept else "test on other rows"
+        have, they = ("has", "it is") if also_learned == 1 else ("have", "they are")
         lines.append(
-            f"{rows['also_learned']:,} of {which} have the text, prompt or beginning of a row that is trained on, so they are not "
+            f"{also_learned:,} of {which} {have} the text, prompt or beginning of a row that is trained on, so {they} not "
             f"held out; {remedy}"
         )
     if rows["skipped"]:
-        unmeasured = ", and are not measured" if kept else ", and are left out"
-        lines.append(f"{rows['skipped']:,} rows have no answer{unmeasured}")
+        unmeasured = f", and {_are(rows['skipped'])} {'not measured' if kept else 'left out'}"
+        lines.append(f"{amount(rows['skipped'], 'row has', 'rows have')} no answer{unmeasured}")
     if kept and rows["cut"]:
         what = "protected and measured" if rows["use"] == "kept" else "measured"
-        lines.append(f"{rows['cut']:,} rows are longer than --max-length; {what} is what fits")
+        lines.append(f"{amount(rows['cut'], 'row is', 'rows are')} longer than --max-length; {what} is what fits")
     if rows["long"]:
-        lines.append(f"{rows['long']:,} rows have an answer that takes --max-length alone, and are not measured")
+        alone = f"takes --max-length alone, and {_are(rows['long'])} not measured"
+        lines.append(f"{amount(rows['long'], 'row has', 'rows have')} an answer that {alone}")
     if rows.get("generated") and rows["held_out"]:
         lines.append(
-            f"the longest answer takes {rows['longest']:,} tokens, and {rows['generated']:,} are generated, so longer ones are "
-            "scored by their beginning; --set max_new_tokens=N generates more"
+            f"the longest answer takes {amount(rows['longest'], 'token')}, and {amount(rows['generated'], 'is', 'are')} generated, "
+            "so longer ones are scored by their beginning; --set max_new_tokens=N generates more"
         )
     if rows.get("empty") and rows["source"] != SELF:
         consequence = "" if kept else ", and the model is taught to say nothing there; take them out if something is missing"
-        lines.append(f"{rows['empty']:,} rows have an empty answer{consequence}")
+        lines.append(f"{amount(rows['empty'], 'row has', 'rows have')} an empty answer{consequence}")
     if rows["unknown"]:
         what = f"characters that the tokenizer does not know ({rows['characters']!r}), so the model never sees them"
-        lines.append(f"{rows['unknown']:,} rows have prompts with {what}")
+        lines.append(f"{amount(rows['unknown'], 'row has a prompt', 'rows have prompts')} with {what}")
     for way, number in rows["split"].items():
         what, remedy = SPLIT[way]
-        lines.append(f"{number:,} of {rows['read']:,} rows are served other tokens than are trained on: {what}; {remedy}")
+        some = f"{number:,} of {amount(rows['read'], 'row')} {_are(number)}"
+        lines.append(f"{some} served other tokens than are trained on: {what}; {remedy}")
     if rows.get("more"):
-        lines.append(f"only the first {rows['read']:,} rows are read")
+        lines.append(f"only the first {amount(rows['read'], 'row is', 'rows are')} read")
     return [f"{name}: {line}" for line in lines]
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _room(capacity: Mapping[str, Any]) -> str:
     used, width, skills = capacity["used"], capacity["width"], capacity["skills"]
     sentence = f"room: the fullest layer protects {used} of its {width} directions; "
     if skills:
-        return sentence + f"{skills} more skill{'s' if skills > 1 else ''} like these fit{'' if skills > 1 else 's'}"
+        return sentence + amount(skills, "more skill like these fits", "more skills like these fit")
     return sentence + f"half stay free to learn in, so with a next skill only the strongest {capacity['limit']} stay protected"
 
 
 def _describe_skill(skill: Judged) -> str:
-    return f"{_reasoned(skill)}: {_metric(skill.metric)}, {_loss(skill.loss)} on {skill.n} held-out examples"
+    return f"{_reasoned(skill)}: {_metric(skill.metric)}, {_loss(skill.loss)} on {amount(skill.n, 'held-out example')}"
 
 
 def _reasoned(judged: Judged) -> str:
@@ -372,7 +390,7 @@ def _reasoned(judged: Judged) -> str:
 def _describe_kept(kept: JudgedKept) -> str:
     flips = kept.flips
     moved = f"; {flips.lost} right only before, {flips.gained} only now" if flips else ""
-    return f"{_reasoned(kept)}: {_loss(kept.loss)}, {_metric(kept.metric)} on {kept.n} held-out examples{moved}"
+    return f"{_reasoned(kept)}: {_loss(kept.loss)}, {_metric(kept.metric)} on {amount(kept.n, 'held-out example')}{moved}"
 
 
 def _describe_twin(name: str, now: Comparison) -> str:

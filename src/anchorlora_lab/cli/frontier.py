@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from anchorlora.cli.console import example, out, path_option
+from anchorlora.text import amount
 
 
 def names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
@@ -61,4 +62,4 @@ def frontier(
         (folder / "frontier.md").write_text("\n".join(map(markdown, tables)), encoding="utf-8")
         (folder / "frontier.svg").write_bytes(as_bytes(picture(records), ("svg",))["svg"])
         out.print(*map(text, tables), sep="\n")
-    out.print(f"{made} {'run' if made == 1 else 'runs'} made; the records are in {folder}")
+    out.print(f"{amount(made, 'run')} made; the records are in {folder}")

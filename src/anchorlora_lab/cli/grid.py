@@ -11,6 +11,7 @@ from anchorlora.cli.console import example, out, path_option
 from anchorlora.cli.dry_run import estimate_time, flops_option
 from anchorlora.cli.options import recipe_argument
 from anchorlora.errors import InvalidValue, UnknownName
+from anchorlora.text import amount
 from anchorlora_lab.cli.engines import Study, listed, seeds, seeds_of, study_options
 
 
@@ -62,7 +63,8 @@ def grid(
         for each in planned:
             each.refuse_another()
             out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
-        out.print(f"{sum(not each.done for each in planned)} of {len(planned)} runs are missing")
+        missing = sum(not each.done for each in planned)
+        out.print(f"{missing} of {amount(len(planned), 'run')} {'is' if missing == 1 else 'are'} missing")
         for line in estimate_time([each.config for each in planned if not each.done], study.at_a_time(), flops):
             out.print(line)
         return
@@ -76,7 +78,8 @@ def grid(
         return
     outcomes = run_all(planned, study.engine(), study)
     before = "" if outcomes else "; none was missing"
-    out.print(f"{sum(each.done for each in planned)} of {len(planned)} runs are finished in {study.to}" + before)
+    done = sum(each.done for each in planned)
+    out.print(f"{done} of {amount(len(planned), 'run')} {'is' if done == 1 else 'are'} finished in {study.to}" + before)
     handed_over(outcomes, study.to)
     failures(outcomes, study.to)
 

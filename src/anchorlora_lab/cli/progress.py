@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from anchorlora.cli.console import err, out
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import Failed
+from anchorlora.text import amount
 from anchorlora_lab.cli.engines import Study
 from anchorlora_lab.grid.folder import remember, submitting
 from anchorlora_lab.grid.scheduler import Engine, Outcome, Planned, to_begin
@@ -86,7 +87,7 @@ def failures(outcomes: Sequence[Outcome], root: Path) -> None:
         names = ", ".join(str(o.planned.folder.relative_to(root)) for o in failed[:5])
         more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
         raise Failed(
-            f"{len(failed)} of {len(outcomes)} runs failed ({names}{more}); the first one: {failed[0].error}; "
+            f"{len(failed)} of {amount(len(outcomes), 'run')} failed ({names}{more}); the first one: {failed[0].error}; "
             "the same command with --retry-failed begins them again"
         )
 

@@ -10,6 +10,7 @@ import click
 
 from anchorlora.cli.console import example, out, path_option, render_table
 from anchorlora.errors import InvalidValue
+from anchorlora.text import amount
 
 if TYPE_CHECKING:
     from anchorlora_lab.report.layout import Spread
@@ -66,7 +67,7 @@ def report(
         out.print(f"{chapter.title}\n")
         for table in chapter.main:
             out.print(render_table(table))
-    out.print(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}; tables and figures in {to}, page: {made.page}")
+    out.print(f"{amount(len(runs), 'run')}; tables and figures in {to}, page: {made.page}")
 
 
 def _groups(words: Sequence[str]) -> dict[str, list[str]]:

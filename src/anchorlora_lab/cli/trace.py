@@ -8,6 +8,7 @@ from anchorlora.cli.console import example, out, path_option
 from anchorlora.cli.options import recipe_argument
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
+from anchorlora.text import amount
 from anchorlora_lab.cli.engines import Study, listed, seeds, seeds_of, study_options
 
 
@@ -57,7 +58,8 @@ def trace(methods: str | None, order: str, seeds: str, points: int, layers: bool
     outcomes = run_all(list(begun.values()), engine, study)
     outcomes += run_all([row for row in traced if begun[row.config.seed].done], engine, study)
     before = "" if outcomes else "; none was missing"
-    out.print(f"{sum(each.done for each in traced)} of {len(traced)} traces are finished in {to}" + before)
+    done = sum(each.done for each in traced)
+    out.print(f"{done} of {amount(len(traced), 'trace')} {'is' if done == 1 else 'are'} finished in {to}" + before)
     handed_over(outcomes, to)
     if any(not each.done for each in begun.values()):
         out.print("traces continue from a first task; once it has finished, the same command starts them")

@@ -8,10 +8,11 @@ from functools import cached_property
 
 from anchorlora.pages.record import order_label, paper_order, triangle_table
 from anchorlora.pages.table import Table
+from anchorlora.text import amount
 from anchorlora_lab.report.comparability import Study, footnote, model_label
 from anchorlora_lab.report.figures.mechanism import methods_with_paths
 from anchorlora_lab.report.findings import Findings, findings_of
-from anchorlora_lab.report.grid import Grid, amount
+from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.layout import WORDS
 from anchorlora_lab.report.records import FAMILIES, Run, families_of
 from anchorlora_lab.report.tables.answers import evaluation_table, invalid_by_seed, invalid_table, metric_tables

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
+from anchorlora.text import amount
 from anchorlora_lab.report.comparability import Study
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.layout import value_of
@@ -162,7 +163,7 @@ def _highest(
 ) -> Card:
     level = _level(mine)
     assert level is not None  # every run has AA
-    interval, over = level.interval, f"{len(mine)} runs" if level.over == "runs" else "test examples"
+    interval, over = level.interval, amount(len(mine), "run") if level.over == "runs" else "test examples"
     more = [f"95 % interval {interval[0]:.1f} to {interval[1]:.1f} over {over}." if interval else "No interval: too few runs."]
     more += [f"Higher than {_names(apart, 6)}."] if apart else []
     more += [f"Not told apart: {_names(close, 6)}."] if close else []
@@ -320,7 +321,7 @@ def _of_trace(runs: Sequence[Run]) -> Findings:
     words = f"Broken by {_names(broken, 3)}" if broken else "Every promise holds" if exact else "Nothing is protected"
     state: State = "bad" if broken else "good" if exact else ""
     seeds = len({run.seed for run in runs})
-    advice = () if seeds >= 6 else (f"{seeds} seed{'s' if seeds > 1 else ''}: too few for an interval over runs, which needs six.",)
+    advice = () if seeds >= 6 else (f"{amount(seeds, 'seed')}: too few for an interval over runs, which needs six.",)
     return Findings(f"{told}.", (Card("Protection step by step", words, more, state),), advice)
 
 

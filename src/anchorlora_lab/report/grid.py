@@ -125,11 +125,6 @@ SEED: Measure = (Column("seed"), lambda runs: runs[0].seed)
 N: Measure = (Column("n"), len)
 
 
-def amount(n: int, what: str) -> str:
-    """Return a number of things in words."""
-    return f"{n} {what}{'s' if n != 1 else ''}"
-
-
 def pivot(
     name: str,
     title: str,

@@ -10,7 +10,7 @@ from functools import partial
 from anchorlora.errors import InvalidValue
 from anchorlora.pages.record import order_label, paper_order
 from anchorlora.pages.table import Better, Column, Table
-from anchorlora.text import file_name
+from anchorlora.text import amount, file_name
 from anchorlora_lab.report.grid import Grid, Measure, average, by_methods, by_run, means, spread
 from anchorlora_lab.report.layout import NOTES
 from anchorlora_lab.report.published import beside, printed
@@ -42,7 +42,7 @@ def evaluation_table(runs: Sequence[Run]) -> Table | None:
 
 
 def _note(facts: Evaluation, grid: Grid) -> str:
-    size = f"{facts.n:,} questions" + (f" (the first {facts.limit} of each subject)" if facts.limit else "")
+    size = amount(facts.n, "question") + (f" (the first {facts.limit} of each subject)" if facts.limit else "")
     size += f", {facts.shots}-shot" + (", through the chat template" if facts.apply_chat_template else "")
     sd = "sd: sample standard deviation (ddof 1) over seeds, percentage points; " if grid.one_order else ""
     return f"Percent of {size}; {sd}change: score minus base model, percentage points. The base model is not ranked."

@@ -11,8 +11,9 @@ from anchorlora.methods.entry import GROUPS, OUTSIDE
 from anchorlora.pages.record import order_label, paper_order
 from anchorlora.pages.table import GROUP, Better, Column, Table
 from anchorlora.scores import Paired
+from anchorlora.text import amount
 from anchorlora_lab.report import published
-from anchorlora_lab.report.grid import METHOD, ORDER, SEED, Grid, Measure, N, amount, average, by_methods, pivot, spread
+from anchorlora_lab.report.grid import METHOD, ORDER, SEED, Grid, Measure, N, average, by_methods, pivot, spread
 from anchorlora_lab.report.layout import AS_IS, COLUMNS, NOTES, Layout, value_of
 from anchorlora_lab.report.paired_tests import mean_interval
 from anchorlora_lab.report.published import MISTRAL, QWEN, beside
