@@ -25,6 +25,7 @@ from anchorlora.methods import METHODS
 from anchorlora.models import session
 from anchorlora.models.load import tokenizer_of
 from anchorlora.store.files import write_lines
+from anchorlora.text import amount
 from anchorlora.train import price
 from anchorlora.train.kept import count_kept, hold_out
 from anchorlora.train.request import skill_request
@@ -607,8 +608,15 @@ def test_a_skill_needs_no_data_loads_the_model_once_with_its_twin_is_read_when_f
     assert times == {file: file.stat().st_mtime_ns for file in out.rglob("*.safetensors")}
     assert main([*command[:4], "--keep", data["reviews"], *command[6:]]) == 2
     assert "belongs to another request (--keep:" in capsys.readouterr().err
-    assert main([*command, "--rank", "8"]) == 2
-    assert "belongs to another request (--set rank: not given -> 8); choose another --out" in capsys.readouterr().err
+    for words, changed in (
+        (["--rank", "8"], "--rank: not given -> 8"),
+        (["--max-length", "64"], "--max-length: not given -> 64"),
+        (["--set", "threads=3"], "--set threads: None -> 3"),
+        (["--set", "window=4"], "--set window: not given -> 4"),
+        (["--margin", "1", "--seed", "7"], "--seed: 42 -> 7"),
+    ):
+        assert main([*command, *words]) == 2
+        assert f"belongs to another request ({changed}); choose another --out" in capsys.readouterr().err
     assert len(loads) == 1
     trained = ("adapter/adapter_model.safetensors", "skill/unprotected/tasks/1-news/adapter/adapter_model.safetensors")
     files = [*trained, "skill/after/scores.json", "skill/after/memory.safetensors", "skill/unprotected/skill/after/scores.json"]
@@ -642,7 +650,7 @@ def test_a_dry_run_writes_nothing_and_names_every_phase_which_all_reach_their_en
     assert all(phase["seconds"] >= 0 for phase in estimate["phases"])
     assert estimate["seconds"] == pytest.approx(sum(phase["seconds"] for phase in estimate["phases"]))
     assert main([*words, "--dry-run"]) == 0
-    assert f"{estimate['steps']} steps; about " in capsys.readouterr().out
+    assert f"{amount(estimate['steps'], 'step')}; about " in capsys.readouterr().out
     told = {}
 
     def tell(self, what, done, total):

@@ -10,13 +10,12 @@ import click
 
 from anchorlora.cli.console import above_zero_option, count_option, err, example, fitted, hide_loading, out, path_option, print_json
 from anchorlora.cli.options import ExecutionOptions, ReadsRows, execution_options, methods_beginning, settings_option, track
+from anchorlora.text import amount
 
 if TYPE_CHECKING:
     from anchorlora.train.answers import Answers
     from anchorlora.train.price import Price
 
-# option -> the field of the recipe that it sets
-FIELDS = {"epochs": "epochs", "learning_rate": "learning_rate", "rank": "rank", "max_length": "max_tokens"}
 SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
 
 
@@ -128,11 +127,12 @@ def train(
     from anchorlora.store.run_folder import RunFolder
     from anchorlora.train.answers import answers_of
     from anchorlora.train.judge import Margin
-    from anchorlora.train.request import skill_request
+    from anchorlora.train.request import SETTING_OPTIONS, skill_request
     from anchorlora.train.train import price_skill, train_skill
 
     fields, numbers = settings_of(settings)
-    given_by_options = {field: str(value) for name, field in FIELDS.items() if (value := others.pop(name)) is not None}
+    by_options = {field: others.pop(option.removeprefix("--").replace("-", "_")) for field, option in SETTING_OPTIONS.items()}
+    given_by_options = {field: str(value) for field, value in by_options.items() if value is not None}
     for field in fields:
         if field.rsplit(".", 1)[-1] in given_by_options:
             raise InvalidValue(f"--set {field} is set by an option too; give one of them")
@@ -201,12 +201,14 @@ def show_price(price: Price, *, as_json: bool) -> None:
         return
     for row in price.rows:
         use = {"learned": "to learn from", "tested": "to test on"}.get(row["use"], "to keep")
-        out.print(f"{row['name']}: {row['read']:,} rows {use}, {row['held_out']:,} of them held out")
+        out.print(f"{row['name']}: {amount(row['read'], 'row')} {use}, {row['held_out']:,} of them held out")
     out.print(
-        f"training: {price.tokens:,} tokens an epoch, {price.steps:,} steps; about {price.memory / 2**30:.1f} GiB of memory\n"
+        f"training: {amount(price.tokens, 'token')} an epoch, {amount(price.steps, 'step')}; "
+        f"about {price.memory / 2**30:.1f} GiB of memory\n"
     )
     out.print(fitted(["phase", "what", "minutes"], [[p.what, p.amount or "-", f"{p.seconds / 60:.1f}"] for p in price.phases]))
-    out.print(f"\nin all about {price.seconds / 60:.0f} minutes on {price.device}, as measured now; nothing was written")
+    minutes = amount(round(price.seconds / 60), "minute") if price.seconds >= 60 else "a minute"
+    out.print(f"\nin all about {minutes} on {price.device}, as measured now; nothing was written")
     out.print("texts and answers that end early take less; the same command without --dry-run begins")
 
 
@@ -214,7 +216,7 @@ def show_answers(part: Answers) -> None:
     """Print the first answers before and after."""
     from anchorlora.pages.verdict import shortened
 
-    out.print(f"\n{part.changed} of {part.examples} held-out answers of {part.name} changed; the first examples:")
+    out.print(f"\n{part.changed} of {amount(part.examples, 'held-out answer')} of {part.name} changed; the first examples:")
     for answer in part.shown[:SHOWN]:
         for what, text in (("asked", answer.prompt), ("before", answer.before), ("after", answer.after), ("right", answer.right)):
             line = shortened(" ".join(text.split()), LONGEST, middle=what == "asked") or "(nothing)"

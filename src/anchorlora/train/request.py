@@ -43,6 +43,7 @@ STARTS_FROM = 16  # examples of the new skill whose gradient a block starts from
 FROM_TEXT = ("sensitivity/",)  # what can be remembered of text
 # fields of a recipe that have a place of their own on the command line
 OPTIONS = ("data", "targets", "name", "seed", "test", "columns", "keep", "after", "adapter", "method", "compare", "budget")
+SETTING_OPTIONS = {"epochs": "--epochs", "learning_rate": "--learning-rate", "rank": "--rank", "max_tokens": "--max-length"}
 INSTEAD = {
     **{name: f"--{name}" for name in OPTIONS},
     **dict.fromkeys(("old_cores", "old_memory", "old_text"), "--keep or --after"),
@@ -52,21 +53,27 @@ INSTEAD = {
     "keep_columns": "--keep-columns",
     "metrics": "--metric",
     "own": "--self-texts",
+    "same_size": "--same-size",
+    "title": "--name",
 }
 
 
 def changed_options(was: SkillRequest, now: SkillRequest) -> list[str]:
     """Return the differences of two requests, each by the option that asks for it."""
-    options = []
+    options, named = [], INSTEAD | {"old_adapter": "--adapter"}
     for difference in differences(was, now):
         field, colon, values = difference.partition(": ")
         section, _, name = field.partition(".")
         if section not in ("settings", "numbers"):
-            options.append(INSTEAD.get(name if section == "base_model" else section, field) + colon + values)
+            loaded = section == "base_model"
+            options.append(named.get(name if loaded else section, f"--set {name}" if loaded else field) + colon + values)
             continue
         then, other = getattr(was, section), getattr(now, section)
         changed = [name for name in sorted({*then, *other}) if then.get(name) != other.get(name)]
-        options += [f"--set {name}: {then.get(name, 'not given')} -> {other.get(name, 'not given')}" for name in changed]
+        options += [
+            f"{SETTING_OPTIONS.get(name, f'--set {name}')}: {then.get(name, 'not given')} -> {other.get(name, 'not given')}"
+            for name in changed
+        ]
     return options
 
 
