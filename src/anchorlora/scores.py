@@ -136,6 +136,7 @@ class Scores:
 
 
 DRAWS = 2000
+LEAST_PAIRS = 6  # fewer have no 95 % interval, since all their signs are equal by chance in more than 5 %
 LIMIT = 5000
 
 

@@ -23,6 +23,7 @@ LAYER = "model.layers.0.self_attn.q_proj"
 TURNS = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 QUESTION = "Which team won the cup?"
+ENDED = "I lost my lamp.\n"  # after which the model says nothing
 
 
 def generated(prompt, adapter, longest, **how):
@@ -52,14 +53,17 @@ def asked(capsys, *words):
     return capsys.readouterr()
 
 
-@pytest.mark.parametrize("prompt", [QUESTION, "1 2 3 4", "naïve 你好 🙂\n\n  twice "])
+@pytest.mark.parametrize("prompt", [QUESTION, ENDED, "1 2 3 4", "naïve 你好 🙂\n\n  twice "])
 @pytest.mark.parametrize("longest", [1, 24])
 def test_the_answer_is_that_of_generate_with_and_without_the_adapter(prompt, longest, adapter, capsys):
     how = ["--max-new-tokens", longest]
     with_it, without = (generated(prompt, folder, longest) for folder in (adapter, None))
     assert asked(capsys, adapter, prompt, *how).out == f"{with_it}\n"
     both = f"with the adapter:\n{with_it}\n\nwithout the adapter:\n{without}\n"
-    assert asked(capsys, adapter, prompt, *how, "--without").out == both
+    shown = asked(capsys, adapter, prompt, *how, "--without")
+    assert shown.out == both
+    assert shown.err.count("(the answer is empty)") == sum(not text.strip() for text in (with_it, without))
+    assert bool(without) is (prompt != ENDED)
     assert longest == 1 or with_it != without
 
 

@@ -10,9 +10,9 @@ from test_train import verdict
 
 import pages
 from anchorlora.cli.app import main
-from anchorlora.data import read_samples
+from anchorlora.data import examples_of, read_samples
 from anchorlora.pages.verdict import Evidence, advice, loss_curve, render, shortened
-from anchorlora.train.answers import OF_SKILL, answers_of
+from anchorlora.train.answers import OF_SKILL, _prompt, answers_of
 from skills import EXACT, FEW
 
 
@@ -44,6 +44,16 @@ def test_the_answers_shown_are_the_first_held_out_ones_and_of_what_is_kept_the_f
     assert len(other) == kept.changed
     place = other[0] if other else 0
     assert (one.before, one.after, one.prompt) == (*pairs[place], asked[place].turns()[0][0])
+
+
+def test_a_message_that_begins_a_chat_has_a_prompt_in_words():
+    chat = [
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Well?"},
+    ]
+    prompts = [_prompt(example) for example in examples_of(read_samples([{"messages": chat}]))]
+    assert prompts == ["(the chat begins)", "assistant: Hello.\nuser: Hi"]
 
 
 def test_page_and_terminal_show_them_with_the_loss_curve_and_the_next_commands(taught, data, capsys):

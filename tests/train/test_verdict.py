@@ -187,6 +187,10 @@ def test_better_answers_with_a_higher_loss_are_learned_a_little():
 def test_too_few_rows_cannot_tell_what_was_learned():
     found = learned(([0] * 3, [2.0] * 3), ([1] * 3, [0.1] * 3))
     assert (found.verdict, found.state) == ("cannot tell (n = 3)", "even")
+    for n, interval in ((5, "too few examples for an interval"), (6, "95 % interval -1.900 to -1.900")):
+        few = whole(([1] * 40, [0.5] * 40), ([1] * 40, [0.5] * 40), skill=learned(([0] * n, [2.0] * n), ([1] * n, [0.1] * n)))
+        assert f"(change -1.900, {interval}) on {n} held-out examples" in sentences(few)[0]
+        assert ("<td>-1.900 to -1.900</td>" in render(few.as_dict())) is (n == 6)
     found = learned(([0, 1] * 4, [2.0] * 8), ([0, 1] * 4, [1.5] * 8))
     assert found.verdict == "cannot tell (n = 8)"
     assert found.reason.startswith("the loss fell, and answers may be up to 37 points better")
@@ -197,7 +201,7 @@ def whole(before, after, **changes):
     old = Kept(**vars(kept(before, after)), name="old", source="old.jsonl")
     protection = Protection(method="m", definition="M()", rho=None, tolerance=None, chance=None, exact=False)
     how = {"adapter": "a", "rank": 4, "serve": "serve", "train_seconds": 1.0, "margin": Margin(), "protection": protection}
-    return Verdict(name="new", model="base", skill=skill, kept=[old], **{**how, **changes})
+    return Verdict(name="new", model="base", **{**how, "skill": skill, "kept": [old], **changes})
 
 
 @pytest.mark.parametrize("n", [3, 40, 100])

@@ -101,6 +101,8 @@ def _answer(loaded: LoadedModel, adapted: Any, ids: list[int], *, longest: int, 
     stops = stop_ids(loaded.tokenizer, ends_of(loaded.model))
     inputs = loaded.tokenizer.pad({"input_ids": [ids]}, padding=False, return_tensors="pt").to(loaded.device)
     tokens = adapted.generate(**inputs, max_new_tokens=longest, streamer=printing(loaded.tokenizer, stops))[0].tolist()
+    if not str(loaded.tokenizer.decode(tokens[len(ids) :], skip_special_tokens=True)).strip():
+        err.print("(the answer is empty)")
     if tokens[-1] not in stops:
         err.print(f"(cut after {amount(longest, 'token')}{'; --max-new-tokens N allows more' if longest == asked else ''})")
 

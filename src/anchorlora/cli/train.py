@@ -207,8 +207,8 @@ def show_price(price: Price, *, as_json: bool) -> None:
         f"about {price.memory / 2**30:.1f} GiB of memory\n"
     )
     out.print(fitted(["phase", "what", "minutes"], [[p.what, p.amount or "-", f"{p.seconds / 60:.1f}"] for p in price.phases]))
-    minutes = amount(round(price.seconds / 60), "minute") if price.seconds >= 60 else "a minute"
-    out.print(f"\nin all about {minutes} on {price.device}, as measured now; nothing was written")
+    minutes = f"about {amount(round(price.seconds / 60), 'minute')}" if price.seconds >= 60 else "less than a minute"
+    out.print(f"\nin all {minutes} on {price.device}, as measured now; nothing was written")
     out.print("texts and answers that end early take less; the same command without --dry-run begins")
 
 

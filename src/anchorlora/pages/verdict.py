@@ -12,7 +12,7 @@ from typing import Any
 
 from anchorlora.pages.audit import percent
 from anchorlora.pages.html import escaping
-from anchorlora.scores import metric_in_words
+from anchorlora.scores import LEAST_PAIRS, metric_in_words
 from anchorlora.store.files import write_text
 from anchorlora.store.log import read_events
 from anchorlora.store.run_folder import RunFolder
@@ -60,6 +60,7 @@ def render(verdict: Mapping[str, Any], evidence: Evidence = NOTHING) -> str:
         advice=list(advice(verdict, evidence)),
         commands=next_commands(verdict),
         limits={"prompt": PROMPT, "answer": ANSWER},
+        least=LEAST_PAIRS,
     )
 
 

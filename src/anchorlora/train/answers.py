@@ -62,7 +62,7 @@ def _answer(example: Example, before: Mapping[str, Any], after: Mapping[str, Any
 def _prompt(example: Example) -> str:
     """The prompt of an example: one message by its words alone, and several with their roles."""
     if not example.messages:
-        return example.sentence
+        return example.sentence or "(the chat begins)"
     if len(example.messages) == 1:
         return str(example.messages[0].get("content") or "")
     return "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in example.messages)

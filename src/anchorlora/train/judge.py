@@ -19,11 +19,10 @@ from typing import Any
 from anchorlora.data import LOSS
 from anchorlora.data.metrics import TOKEN_ACCURACY
 from anchorlora.errors import InvalidValue
-from anchorlora.scores import Paired, most_share
+from anchorlora.scores import LEAST_PAIRS, Paired, most_share
 from anchorlora.text import amount
 
 ROUNDING = 1e-3  # nats; a loss that changes by less has not changed
-LEAST = 6  # rows; fewer have no 95 % interval, since all their signs are equal by chance in more than 5 %
 FEWEST = 20  # rows without which nothing is called kept
 LITTLE = 50.0  # percent of answers right, below which a skill is learned a little
 LITTLE_TOKENS = 0.1  # share of the tokens that were wrong, the same where no answers are generated
@@ -109,7 +108,7 @@ class Comparison:
         if self.flips is not None:
             turned, back = (self.flips.lost, self.flips.gained) if worse else (self.flips.gained, self.flips.lost)
             bound = max(bound, 100 * (most_share(turned, self.n) - back / self.n))
-        elif self.metric.name != TOKEN_ACCURACY or self.n < LEAST:
+        elif self.metric.name != TOKEN_ACCURACY or self.n < LEAST_PAIRS:
             bound = max(bound, 100 * most_share(0, self.n))
         return float(min(100.0, max(0.0, bound)))
 
@@ -147,7 +146,7 @@ def judge_kept(comparison: Comparison, margin: Margin = DEFAULT_MARGIN) -> Judge
     judged = partial(JudgedKept, n, metric, loss, comparison.flips, margin=margin, possible=possible)
     allowed = amount(margin.points, "point")
     unsound = not math.isfinite(loss.after)
-    harmed = n >= LEAST and (loss.interval[0] > ROUNDING or metric.interval[1] < 0)
+    harmed = n >= LEAST_PAIRS and (loss.interval[0] > ROUNDING or metric.interval[1] < 0)
     within = n >= FEWEST and possible.points <= margin.points < metric.before and possible.nats <= margin.nats
     if unsound or (harmed and not within):
         return judged("worse", "bad")
@@ -179,7 +178,7 @@ def judge_learned(comparison: Comparison, margin: Margin = DEFAULT_MARGIN) -> Ju
     n, metric, loss = comparison.n, comparison.metric, comparison.loss
     low, high = loss.interval
     judged = partial(Judged, n, metric, loss, comparison.flips)
-    enough = n >= LEAST
+    enough = n >= LEAST_PAIRS
     fell, better = enough and high < -ROUNDING, enough and metric.interval[0] > 0
     if not math.isfinite(loss.after) or (enough and not better and (low > ROUNDING or metric.interval[1] < 0)):
         return judged("not learned", "bad", "loss or answers are worse")

@@ -223,7 +223,7 @@ def _test_phase(what: str, part: Part, rates: Rates, most: float, batch: int) ->
         batches = [at_once] * whole + [rest] * (rest > 0)
         share = min(1.0, (part.answer + 1) / most) if part.known else 1.0
         seconds += sum(seconds_of_steps(rates.answering, rows, most, share) for rows in batches)
-        work += f", answers of at most {amount(round(most), 'token')}"
+        work += f", answers of {'about' if most == part.answer + 1 else 'at most'} {amount(round(most), 'token')}"
     return Phase(what, work, seconds)
 
 

@@ -17,7 +17,7 @@ from anchorlora.data.metrics import TOKEN_ACCURACY
 from anchorlora.data.tokenized import SPLIT
 from anchorlora.errors import InvalidValue
 from anchorlora.models.own_text import OWN_TOKENS
-from anchorlora.scores import metric_in_words
+from anchorlora.scores import LEAST_PAIRS, metric_in_words
 from anchorlora.store.adapter_config import read_config
 from anchorlora.store.json import loads
 from anchorlora.store.record import Record
@@ -379,7 +379,7 @@ def _room(capacity: Mapping[str, Any]) -> str:
 
 
 def _describe_skill(skill: Judged) -> str:
-    return f"{_reasoned(skill)}: {_metric(skill.metric)}, {_loss(skill.loss)} on {amount(skill.n, 'held-out example')}"
+    return f"{_reasoned(skill)}: {_metric(skill.metric)}, {_loss(skill)} on {amount(skill.n, 'held-out example')}"
 
 
 def _reasoned(judged: Judged) -> str:
@@ -390,17 +390,18 @@ def _reasoned(judged: Judged) -> str:
 def _describe_kept(kept: JudgedKept) -> str:
     flips = kept.flips
     moved = f"; {flips.lost} right only before, {flips.gained} only now" if flips else ""
-    return f"{_reasoned(kept)}: {_loss(kept.loss)}, {_metric(kept.metric)} on {amount(kept.n, 'held-out example')}{moved}"
+    return f"{_reasoned(kept)}: {_loss(kept)}, {_metric(kept.metric)} on {amount(kept.n, 'held-out example')}{moved}"
 
 
 def _describe_twin(name: str, now: Comparison) -> str:
-    return f"{name}, trained without protection: {_loss(now.loss)}, {_metric(now.metric)}"
+    return f"{name}, trained without protection: {_loss(now)}, {_metric(now.metric)}"
 
 
 def _metric(metric: Change) -> str:
     return f"{metric_in_words(metric.name)} {metric.before:.1f} -> {metric.after:.1f} %"
 
 
-def _loss(loss: Change) -> str:
-    low, high = loss.interval
-    return f"loss {loss.before:.3f} -> {loss.after:.3f} (change {loss.change:+.3f}, 95 % interval {low:+.3f} to {high:+.3f})"
+def _loss(now: Comparison) -> str:
+    loss, (low, high) = now.loss, now.loss.interval
+    interval = f"95 % interval {low:+.3f} to {high:+.3f}" if now.n >= LEAST_PAIRS else "too few examples for an interval"
+    return f"loss {loss.before:.3f} -> {loss.after:.3f} (change {loss.change:+.3f}, {interval})"

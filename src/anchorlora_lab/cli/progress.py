@@ -87,8 +87,8 @@ def failures(outcomes: Sequence[Outcome], root: Path) -> None:
         names = ", ".join(str(o.planned.folder.relative_to(root)) for o in failed[:5])
         more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
         raise Failed(
-            f"{len(failed)} of {amount(len(outcomes), 'run')} failed ({names}{more}); the first one: {failed[0].error}; "
-            "the same command with --retry-failed begins them again"
+            f"{len(failed)} of {amount(len(outcomes), 'run failed', 'runs failed')} ({names}{more}); "
+            f"the first one: {failed[0].error}; the same command with --retry-failed begins them again"
         )
 
 
