@@ -151,6 +151,19 @@ LEARNED = judged("good", "learned")
             [judged("even", "cannot tell", rows_needed=72, name="self", source="self")],
             ["--self-texts N"],
         ),
+        (
+            judged("good", "learned"),
+            [
+                judged("even", "cannot tell", rows_needed=20, name="self", source="self"),
+                judged("even", "cannot tell", rows_needed=72, name="old", source="old.jsonl"),
+                judged("even", "cannot tell", rows_needed=72, name="first", source="runs/first"),
+            ],
+            [
+                "self: keep more of it (--self-texts 62)",
+                "old: keep more of it (360 rows in its",
+                "first: allow a larger drop, --margin",
+            ],
+        ),
     ],
 )
 def test_advice_is_given_only_where_something_went_wrong_and_names_options_that_exist(skill, kept, words):
@@ -158,6 +171,9 @@ def test_advice_is_given_only_where_something_went_wrong_and_names_options_that_
     from anchorlora.cli.train import train
 
     found = {"name": "new", "adapter": "runs/new/adapter", "skill": skill, "kept": kept}
+    if len(kept) > 1:
+        rows = {"self": ("kept", 40, 13), "old": ("kept", 30, 6), "first": ("measured", 20, 20)}
+        found["rows"] = [{"name": name, "use": use, "read": read, "held_out": held} for name, (use, read, held) in rows.items()]
     sentences = list(advice(found, Evidence(epochs=2, learning_rate=2e-4)))
     assert bool(sentences) is bool(words)
     assert all(word in " ".join(sentences) for word in words)

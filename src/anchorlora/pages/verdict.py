@@ -121,10 +121,20 @@ def advice(verdict: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
         yield f"Half of the change, without training again: {half}. It forgets less and has learned less."
         if any(kept["source"] == "self" for kept in lost):
             yield "What the model writes itself stands for little of what it can do: keep real old text too, with --keep FILE."
+    counts = {rows["name"]: rows for rows in verdict.get("rows", ()) if rows["use"] in ("kept", "measured")}
     for kept in verdict["kept"]:
         if kept.get("rows_needed"):
-            more = "--self-texts N" if kept["source"] == "self" else "more rows in its file; every fifth is held out"
-            yield f"{kept.get('title') or kept['name']}: keep more of it ({more}), or allow a larger drop, --margin POINTS."
+            yield f"{kept.get('title') or kept['name']}: {_more_rows(kept, counts.get(kept['name'], {}))}"
+
+
+def _more_rows(kept: Mapping[str, Any], counts: Mapping[str, Any]) -> str:
+    """How to tell whether something was kept: by more rows of it, in all as many as are then held out, or by a larger margin."""
+    if counts.get("use") == "measured":
+        return "allow a larger drop, --margin POINTS; its held-out rows are those that an earlier run left."
+    share = counts["read"] / counts["held_out"] if counts.get("held_out") else None
+    rows = "N" if share is None else f"{math.ceil(kept['rows_needed'] * share)}"
+    more = f"--self-texts {rows}" if kept["source"] == "self" else f"{rows} rows in its file, of which a part is held out"
+    return f"keep more of it ({more}), or allow a larger drop, --margin POINTS."
 
 
 def loss_curve(losses: Sequence[tuple[int, float]]) -> dict[str, Any] | None:

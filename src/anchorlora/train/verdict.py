@@ -272,7 +272,7 @@ def _describe_protection(protection: Protection) -> list[str]:
         held = f"{100 * memory['energy']:.0f} % of what the kept answers depend on"
         rest = "; a penalty slows the rest" if protection.penalty else ""
         lines.append(f"protection: {memory['directions']:.0f} directions at each layer, which hold {held}{rest}")
-    if protection.capacity:
+    if protection.capacity and protection.exact:  # else they are left to a later skill, and this one protects none
         lines.append(_room(protection.capacity))
     return lines
 
