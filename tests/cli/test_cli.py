@@ -81,6 +81,14 @@ def test_methods(capsys):
     }
 
 
+@pytest.mark.parametrize("method", ["fold-64", "sfor", "rank-split", "lora-fa"])
+def test_a_method_is_told_without_the_links_of_the_documentation(method, capsys):
+    assert main(["methods", method]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"{method} = ")
+    assert "](" not in told
+
+
 def test_nothing_asked_is_answered_by_the_three_things_that_people_do(capsys):
     assert main([]) == 0
     shown = capsys.readouterr().out
@@ -391,7 +399,11 @@ def test_data_import_and_verify(small_benchmark, tmp_path, capsys):
         (["train", "--all_linear"], "nearest: --targets all-linear "),
         (["run", "--lr", "1e-4"], "nearest: --set learning_rate=VALUE "),
         (["run", "mini", "--method", "sfor", "--set", "lr=1e-4"], "no field 'lr'; nearest: learning_rate$"),
-        (["train", "m", "--data", "d", "--out", "o", "--epochs", "2", "--set", "epochs=3"], "--set epochs is set by an option too"),
+        (["train", "m", "--data", "d", "--out", "o", "--epochs", "2", "--set", "epochs=3"], "--set epochs is set by --epochs, too"),
+        (
+            ["train", "m", "--data", "d", "--out", "o", "--max-length", "9", "--set", "training.max_tokens=8"],
+            "--set training.max_tokens is set by --max-length, too; give one of them",
+        ),
         (["report", "--out", "x"], "Missing argument"),
     ],
 )

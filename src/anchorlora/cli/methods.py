@@ -23,6 +23,7 @@ MEASURED = Path(str(files("anchorlora.methods") / "measured.json"))
 _chosen = ((name, method.entry.choice) for name, method in METHODS.items() if method.entry.choice)
 # name of a method -> when it is the one to take
 CHOICES = dict(sorted(_chosen, key=lambda c: ((EXAMPLES, ROWS, NOTHING).index(c[1].have), c[1].rank)))
+LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")  # of Markdown, as the documentation has them
 HEADS = ("you have, at the end of each task", "you want", "take", "AA", "LA", "FM", "stored", "real text")
 
 
@@ -57,10 +58,10 @@ def _describe(method: Method) -> list[str]:
     """Paragraphs about one method."""
     entry = method.entry
     chosen = f"You have, at the end of each task: {entry.choice.have}. You want: {entry.choice.want}." if entry.choice else ""
-    when = re.sub(r"\[(`[^`]*`)\]\([^)]*\)", r"\1", f"{chosen} {entry.when}".strip())
+    when = f"{chosen} {entry.when}".strip()
     paragraphs = [f"{method.name} = {method.definition}", entry.about, f"When to use it: {when}" if when else ""]
     return [
-        paragraph
+        LINK.sub(r"\1", paragraph)
         for paragraph in (*paragraphs, f"Preserves: {method.preserves.words}.", f"Needs of earlier tasks: {method.needs}.")
         if paragraph
     ]

@@ -134,8 +134,8 @@ def train(
     by_options = {field: others.pop(option.removeprefix("--").replace("-", "_")) for field, option in SETTING_OPTIONS.items()}
     given_by_options = {field: str(value) for field, value in by_options.items() if value is not None}
     for field in fields:
-        if field.rsplit(".", 1)[-1] in given_by_options:
-            raise InvalidValue(f"--set {field} is set by an option too; give one of them")
+        if (name := field.rsplit(".", 1)[-1]) in given_by_options:
+            raise InvalidValue(f"--set {field} is set by {SETTING_OPTIONS[name]}, too; give one of them")
     fields |= given_by_options
     own = {}
     for field in list(fields):
