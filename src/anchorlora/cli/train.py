@@ -50,7 +50,7 @@ class Train(ReadsRows):
 @above_zero_option(
     "--budget",
     metavar="LOSS",
-    help="Scale what is learned until kept text loses no more than this, per token; 0.05 is a start.  [default: none]",
+    help="Scale what is learned until the loss on kept text rises no more than this, per token; 0.05 is a start.  [default: none]",
 )
 @click.option(
     "--method",

@@ -112,7 +112,7 @@ def text_turn(example: Example, encoder: Encoder) -> Turn:
 
 
 def _opening(write: Write, whole: str, reply: Mapping[str, Any]) -> str:
-    """What stands before a chat's first message, the assistant's: no server writes it, so its end is that of other prompts."""
+    """Text before the first message of a chat, the assistant's: no server writes it, so its end is that of other prompts."""
     with suppress(InvalidValue):
         asked = [{"role": "user", "content": ASKED}]
         header = write(asked, asking=True).removeprefix(write(asked))
