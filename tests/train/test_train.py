@@ -611,7 +611,7 @@ def test_a_skill_needs_no_data_loads_the_model_once_with_its_twin_is_read_when_f
     for words, changed in (
         (["--rank", "8"], "--rank: not given -> 8"),
         (["--max-length", "64"], "--max-length: not given -> 64"),
-        (["--set", "threads=3"], "--set threads: None -> 3"),
+        (["--set", "threads=3"], "--set threads: 1 -> 3"),
         (["--set", "window=4"], "--set window: not given -> 4"),
         (["--margin", "1", "--seed", "7"], "--seed: 42 -> 7"),
     ):
