@@ -85,7 +85,7 @@ def test_what_trains_without_a_core_is_named_by_protect_by_measure_and_by_the_ca
     told = r"nothing keeps what trains beside the protected layers: \S*norm\S*, \S*lm_head\S*"
     model = adapted(modules_to_save=["lm_head", "model.norm"])
     anchor = Anchor.of(model, cores=directions(model))
-    with pytest.raises(InvalidValue, match=r"norm.* and 1 more parameters train beside .*also_training"):
+    with pytest.raises(InvalidValue, match=r"norm.* and 1 more parameter train beside .*also_training"):
         train(model, anchor)
     with pytest.warns(UserWarning, match=told):
         train(model, anchor, also_training=["lm_head", "norm"])

@@ -252,7 +252,7 @@ def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, t
     assert not (tmp_path / "g").exists()
     assert main([*asked, "--slots", "2"]) == 1
     said = capsys.readouterr()
-    assert "1 of 2 runs are finished" in said.out
+    assert "1 of 2 runs is finished" in said.out
     assert (
         "1 of 2 runs failed (idea.py-wrong/order2-1); the first one: exit status 2: RoutingOverlap needs the frozen rows"
         in said.err
@@ -261,7 +261,7 @@ def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, t
     assert (record["order"], record["seed"]) == (list(small.ORDER[::-1]), 1)
     done = [word.replace(f",{idea}:wrong", "") for word in asked]
     assert main(done) == 0
-    assert f"1 of 1 runs are finished in {tmp_path}/g; none was missing\n" in capsys.readouterr().out
+    assert f"1 of 1 run is finished in {tmp_path}/g; none was missing\n" in capsys.readouterr().out
     for more in ([], ["--dry-run"], ["--list"]):
         assert main([*done, "--set", "learning_rate=0.01", *more]) == 2, "a finished run of other settings is not this one"
         assert "belongs to another configuration (recipe.training.learning_rate: " in capsys.readouterr().err

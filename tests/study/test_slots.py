@@ -263,4 +263,4 @@ def test_an_allocation_of_several_tasks_and_a_launcher_of_one_process_are_fine(e
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert main([*COMMANDS["grid"], "--orders", "order1", "--seeds", "1", "--dry-run", "--out", str(tmp_path / "x")]) == 0
-    assert "1 of 1 runs are missing" in capsys.readouterr().out
+    assert "1 of 1 run is missing" in capsys.readouterr().out

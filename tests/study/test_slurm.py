@@ -286,7 +286,7 @@ def test_a_trace_and_a_selection_are_submitted_step_by_step(queue, tmp_path, cap
     engine = ["--engine", "slurm", "--out"]
     assert main(["trace", "mini", "--methods", "sfor", "--seeds", "1", *engine, str(tmp_path / "t")]) == 0
     said = capsys.readouterr().out
-    assert "0 of 1 traces are finished" in said
+    assert "0 of 1 trace is finished" in said
     assert "once it has finished, the same command starts them" in said
     assert len(queue.tasks) == 1
     assert main(["select", "mini", "--method", "lwf", *engine, str(tmp_path / "s")]) == 0

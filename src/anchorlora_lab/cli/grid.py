@@ -64,7 +64,7 @@ def grid(
             each.refuse_another()
             out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
         missing = sum(not each.done for each in planned)
-        out.print(f"{missing} of {amount(len(planned), 'run')} {'is' if missing == 1 else 'are'} missing")
+        out.print(f"{missing} of {amount(len(planned), 'run')} {'is' if 1 in (missing, len(planned)) else 'are'} missing")
         for line in estimate_time([each.config for each in planned if not each.done], study.at_a_time(), flops):
             out.print(line)
         return
@@ -79,7 +79,9 @@ def grid(
     outcomes = run_all(planned, study.engine(), study)
     before = "" if outcomes else "; none was missing"
     done = sum(each.done for each in planned)
-    out.print(f"{done} of {amount(len(planned), 'run')} {'is' if done == 1 else 'are'} finished in {study.to}" + before)
+    out.print(
+        f"{done} of {amount(len(planned), 'run')} {'is' if 1 in (done, len(planned)) else 'are'} finished in {study.to}" + before
+    )
     handed_over(outcomes, study.to)
     failures(outcomes, study.to)
 

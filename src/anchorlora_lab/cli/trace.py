@@ -59,7 +59,7 @@ def trace(methods: str | None, order: str, seeds: str, points: int, layers: bool
     outcomes += run_all([row for row in traced if begun[row.config.seed].done], engine, study)
     before = "" if outcomes else "; none was missing"
     done = sum(each.done for each in traced)
-    out.print(f"{done} of {amount(len(traced), 'trace')} {'is' if done == 1 else 'are'} finished in {to}" + before)
+    out.print(f"{done} of {amount(len(traced), 'trace')} {'is' if 1 in (done, len(traced)) else 'are'} finished in {to}" + before)
     handed_over(outcomes, to)
     if any(not each.done for each in begun.values()):
         out.print("traces continue from a first task; once it has finished, the same command starts them")
