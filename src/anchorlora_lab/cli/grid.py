@@ -79,9 +79,8 @@ def grid(
     outcomes = run_all(planned, study.engine(), study)
     before = "" if outcomes else "; none was missing"
     done = sum(each.done for each in planned)
-    out.print(
-        f"{done} of {amount(len(planned), 'run')} {'is' if 1 in (done, len(planned)) else 'are'} finished in {study.to}" + before
-    )
+    are = "is" if 1 in (done, len(planned)) else "are"
+    out.print(f"{done} of {amount(len(planned), 'run')} {are} finished in {study.to}" + before)
     handed_over(outcomes, study.to)
     failures(outcomes, study.to)
 
