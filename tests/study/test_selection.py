@@ -146,9 +146,11 @@ def test_strengths_are_scaled_by_one_power_of_ten():
     assert factor("sparsity", here | {"step_gradient": 90 * REFERENCE.step_gradient}, learning_rate=1.0) == pytest.approx(100.0)
 
 
-def test_the_measured_gradients_are_those_of_single_examples_steps_and_the_written_penalty(small_recipe):
-    """After the first task, on the second one's examples: every gradient by itself, written out."""
-    config = RunConfig(method="seq-lora", order=small.ORDER[:2], seed=1, recipe=small_recipe.changed({"tested_on": "holdout"}))
+@pytest.mark.parametrize(("window", "steps"), [(8, [range(8), range(8, 16)]), (40, [range(21)])])
+def test_the_measured_gradients_are_those_of_single_examples_steps_and_the_written_penalty(small_recipe, window, steps):
+    """After the first task, on the second one's examples, also if they are fewer than a window: every gradient, written out."""
+    recipe = small_recipe.changed({"tested_on": "holdout", "window": window})
+    config = RunConfig(method="seq-lora", order=small.ORDER[:2], seed=1, recipe=recipe)
     sequence = TaskSequence(load_inputs(config), METHODS["seq-lora"])
     found = measured(sequence)
     anchor = sequence.blocks.anchor()
@@ -157,8 +159,8 @@ def test_the_measured_gradients_are_those_of_single_examples_steps_and_the_writt
     assert len(singles) == 21
     everything = torch.cat([g.flatten() for single in singles for g in single]).double()
     assert found["example_gradient"] == pytest.approx(float(everything.square().mean().sqrt()), rel=1e-5)
-    steps = [[sum(s[i] for s in singles[k : k + 8]) / 8 for i in range(1, len(factors), 2)] for k in (0, 8)]
-    on_b = torch.cat([g.flatten() for step in steps for g in step]).double()
+    means = [sum(singles[n][i] for n in step) / len(step) for step in steps for i in range(1, len(factors), 2)]
+    on_b = torch.cat([mean.flatten() for mean in means]).double()
     assert found["step_gradient"] == pytest.approx(float(on_b.square().mean().sqrt()), rel=1e-5)
     penalty = [4.0 * torch.sign(s.factor("B") @ s.factor("A")) @ s.factor("A").T for s in anchor.layers]
     written = torch.cat([g.flatten() for g in penalty]).double()

@@ -150,11 +150,11 @@ def scale_of(recipe: Recipe, tunable: Tunable, tasks: Sequence[str], seed: int, 
 def measured(sequence: TaskSequence) -> dict[str, float]:
     """Measure the three gradients that strengths are scaled by."""
     next(iter(sequence.run()))
-    anchor, window = sequence.blocks.anchor(), sequence.recipe.training.window
+    anchor, examples = sequence.blocks.anchor(), len(sequence.data.train[sequence.order[1]])
+    window = min(sequence.recipe.training.window, examples)  # a step on fewer examples is one on all of them
     factors = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
     losses = sequence.inputs.losses(sequence.order[1])(window * STEPS)
     squares, steps, sums = 0.0, 0.0, [torch.zeros_like(p) for p in factors]
-    examples = len(sequence.data.train[sequence.order[1]])
     count = min(window * STEPS, examples)
     for number, loss in enumerate(islice(losses, count), 1):
         gradients = torch.autograd.grad(loss, factors)
@@ -166,7 +166,7 @@ def measured(sequence: TaskSequence) -> dict[str, float]:
             sums = [torch.zeros_like(p) for p in factors]
     return {
         "example_gradient": math.sqrt(squares / count),
-        "step_gradient": math.sqrt(steps / max(1, count // window)),
+        "step_gradient": math.sqrt(steps / (count // window)),
         "sparsity_gradient": _sparsity(anchor),
     }
 
