@@ -226,15 +226,20 @@ def test_every_damage_to_every_file_of_model_and_data(damage, name, place, figur
     figure("inputs", damages=1, named=1)
 
 
-def test_an_instruction_that_was_not_there_is_named(place, tmp_path):
-    out, added = moved(place, tmp_path, "step"), place / "data/MANIFEST.json"
+NEW_FILES = {"data/MANIFEST.json": "it was not there; take it away", "model/chat_template.jinja": "it was added, or the anchorlora"}
+
+
+@pytest.mark.parametrize("name", NEW_FILES)
+def test_a_file_that_was_not_there_or_not_counted_is_named(name, place, tmp_path):
+    out, added = moved(place, tmp_path, "step"), place / name
     added.write_text('{"schema": 1, "files": {}}')
     try:
         status, said = gone_on_with(place, out)
     finally:
         added.unlink()
     assert status == 2
-    assert f"{added} is not what this run began with: it was not there" in said
+    assert f"{added} is not what this run began with: " in said
+    assert NEW_FILES[name] in said
 
 
 def test_a_digit_that_flipped_in_the_configuration_is_found_where_it_is_the_request_too(place, tmp_path, monkeypatch):

@@ -112,7 +112,7 @@ class Provenance:
         for name, value in hashes.items():
             if name in known or (known and name.startswith(MODEL)):
                 what = f"{base_model.name}{name.removeprefix(MODEL)}" if name.startswith(MODEL) else name
-                self._refuse(what, known.get(name), value)
+                self._refuse(what, known.get(name), value, counted=name in known)
         if hashes != known:
             self._write(known | hashes)
 
@@ -128,13 +128,18 @@ class Provenance:
         except ValueError as error:
             raise InvalidValue(f"{error}; what this run began with is not known, so begin again with another --out") from None
 
-    def _refuse(self, path: Path | str, was: str | None, now: str | None) -> None:
+    def _refuse(self, path: Path | str, was: str | None, now: str | None, *, counted: bool = True) -> None:
         if was == now:
             return
-        how = (
-            "it is missing" if now is None else "it was not there" if was is None else f"its hash differs from that in {self.path}"
-        )
-        raise InvalidValue(f"{path} is not what this run began with: {how}; put it back, or begin again with another --out")
+        how, remedy = f"its hash differs from that in {self.path}", "put it back"
+        if now is None:
+            how = "it is missing"
+        elif not counted:
+            how = f"{self.path} has no hash of it: it was added, or the anchorlora that began the run did not count it"
+            remedy = "take it away if it was added"
+        elif was is None:
+            how, remedy = "it was not there", "take it away"
+        raise InvalidValue(f"{path} is not what this run began with: {how}; {remedy}, or begin again with another --out")
 
     def _write(self, hashes: Mapping[str, str | None]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
