@@ -225,6 +225,50 @@ def test_tensors_that_are_stored_in_another_type_alone_do_not_differ(tmp_path):
     assert not any("other tensors differ" in note for note in audit(before, after, weights=3).notes)
 
 
+def test_the_verdict_says_that_something_else_differs(tmp_path):
+    one, other = full_weights(), full_weights()
+    other["model.norm.weight"] = other["model.norm.weight"] + 1e-7
+    found = audit(write_weights(tmp_path / "a", one), write_weights(tmp_path / "b", other))
+    others = "1 other tensor differs and was not audited, first model.norm.weight"
+    assert found.verdict == f"Nothing moved in the layers that were audited. {others}."
+    assert "check that the other tensors were meant to change" in found.advice
+    W0 = one["model.layers.0.mlp.up_proj.weight"].double()
+    outside = oracle.projector(torch.linalg.svd(W0)[2][:3].T)
+    other["model.layers.0.mlp.up_proj.weight"] = (
+        W0 + torch.linalg.svd(W0)[0][:, 3:8] @ torch.ones(5, 12).double() @ outside
+    ).float()
+    found = audit(write_weights(tmp_path / "c", one), write_weights(tmp_path / "d", other), weights=3)
+    assert found.verdict.startswith("Protected: ")
+    assert found.verdict.endswith(f" {others}.")
+
+
+def test_one_bit_of_a_float32_weight_is_not_to_be_saved_in_float32_again(tmp_path):
+    one, other = full_weights(), full_weights()
+    flipped = other["model.layers.0.mlp.up_proj.weight"].view(torch.int32)
+    flipped[0, 0] ^= 1
+    found = audit(write_weights(tmp_path / "a", one), write_weights(tmp_path / "b", other))
+    assert found.audited.overall.status == "unresolved"
+    assert found.advice == "A change this small is hidden by rounding to float32; audit a later checkpoint."
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_layers_of_a_model_with_more_tokens_are_audited_and_its_table_is_named(head, tmp_path):
+    one, other = full_weights(), full_weights(step=0.1)
+    if head:
+        one["lm_head.weight"] = other["lm_head.weight"] = one["model.embed_tokens.weight"].clone()
+    same = audit(write_weights(tmp_path / "a", one), write_weights(tmp_path / "b", other), weights=3)
+    resized = ["model.embed_tokens.weight", "lm_head.weight"][: 1 + head]
+    for name in resized:
+        other[name] = torch.cat([other[name], torch.ones(3, other[name].shape[1])])
+    found = audit(tmp_path / "a", write_weights(tmp_path / "more", other), weights=3)
+    assert rho(found) == rho(same)
+    rows = len(one["model.embed_tokens.weight"])
+    note = f"the vocabulary had {rows} rows and has {rows + 3}, so these were not audited: "
+    (named,) = (said.removeprefix(note) for said in found.notes if said.startswith(note))
+    assert set(named.split(", ")) == set(resized)
+    assert set(found.beside) == {"model.norm.weight", *resized}
+
+
 @pytest.mark.parametrize("whole", ["before", "after"])
 def test_a_head_that_one_checkpoint_stores_is_the_table_of_embeddings_in_the_other(whole, tmp_path):
     tied = full_weights()
@@ -265,6 +309,9 @@ def test_adapters_that_do_not_fit_each_other_are_refused(tmp_path):
     )
     edit_config(after, base_model_name_or_path="org/tiny")
     audit(before, after, cores=cores)
+    assert audit(before, after, cores=cores).notes == ()
+    edit_config(after, revision="step1000")
+    assert f"different revisions of their base (main ({before}), step1000 ({after}))" in audit(before, after, cores=cores).notes[0]
     edit_config(after, use_dora=True)
     refused("describes a DoRA adapter", before, after, cores=cores)
     edit_config(after, use_dora=False)

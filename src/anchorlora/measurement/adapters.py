@@ -47,12 +47,12 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
         now = {next(iter(then)): next(iter(now.values()))}
     if lost := sorted(set(then) - set(now)):
         raise InvalidValue(f"{after} lacks the adapter {lost[0]!r} that {before} has; give two folders of the same adapters")
-    _one_base([*then.values(), *now.values()])
+    notes = _one_base([*then.values(), *now.values()])
     blocks: dict[str, list[Block]] = {}
-    notes: list[str] = []
     earlier: dict[str, list[Factors]] = {}
     cores = None if ask.cores is None else read_cores(ask.cores)
     layers: dict[str, LayerChange] = {}
+    beside: list[str] = []
     for name, folder in now.items():
         old, old_whole = read_with_whole(then[name]) if name in then else (None, NO_WHOLE)
         new, new_whole = read_with_whole(folder)
@@ -65,6 +65,7 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
             layers[layer] = LayerChange() if torch.equal(W0, W) else weight_layer(W0, W, core)
         if unprotected := other_weights(old_whole, new_whole, layers):
             notes.append(f"whole weights beside the factors differ, and nothing says what they keep: {', '.join(unprotected)}")
+            beside += unprotected
     if len(now) > 1:
         more = f", and {len(now) - NAMED} others" if len(now) > NAMED else ""
         notes.append(f"{len(now)} adapters are summed, as when all are active: {', '.join(sorted(now)[:NAMED])}{more}")
@@ -83,7 +84,8 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
         )
     layers = {layer: _block_layer(layer, layer_blocks, find) for layer, layer_blocks in blocks.items()} | layers
     unique = tuple(dict.fromkeys(notes))
-    return AuditResult(str(before), str(after), "adapters", protected, type_name(stored), Audited.of(layers), unique)
+    storage, audited = type_name(stored), Audited.of(layers)
+    return AuditResult(str(before), str(after), "adapters", protected, storage, audited, unique, tuple(beside))
 
 
 def _blocks(
@@ -101,7 +103,10 @@ def _blocks(
         return {layer: Block(factors, None) for layer, factors in new.items()}
     if set(old) != set(new):
         odd = sorted(set(old) ^ set(new))
-        raise InvalidValue(f"{folder} has other targets than before: {odd[0]} and {len(odd) - 1} others are in one of them only")
+        raise InvalidValue(
+            f"{folder} has other targets than before: {odd[0]} and {len(odd) - 1} others are in one of them only; to audit all of "
+            "it, merge both into their base with PEFT (merge_and_unload, then save_pretrained), and give these models"
+        )
     out = {}
     for layer, factors in new.items():
         start = old[layer]
@@ -115,8 +120,10 @@ def _blocks(
     return out
 
 
-def _one_base(folders: list[Path]) -> None:
-    """Raise InvalidValue when adapters name different base models; a path and a hub name with the same last part are equal."""
+def _one_base(folders: list[Path]) -> list[str]:
+    """Raise InvalidValue when adapters name different base models; a path and a hub name with the same last part are equal. Return
+    a note if they name different revisions of it, which may be one.
+    """
     bases = {folder: without_secrets(str(read_config(folder).get("base_model_name_or_path") or "")) for folder in folders}
     names = {base.rstrip("/").rpartition("/")[2]: folder for folder, base in bases.items() if base}
     if len(names) > 1:
@@ -125,6 +132,11 @@ def _one_base(folders: list[Path]) -> None:
             f"{one} was trained on {bases[one]} and {other} on {bases[other]}: a difference between adapters of different bases "
             "says nothing about either"
         )
+    revisions = {str(read_config(folder).get("revision") or "main"): folder for folder in folders}
+    if len(revisions) == 1:
+        return []
+    named = ", ".join(f"{revision} ({folder})" for revision, folder in revisions.items())
+    return [f"the adapters name different revisions of their base ({named}); if its weights differ, the numbers say nothing"]
 
 
 def _block_layer(layer: str, blocks: list[Block], find: Find) -> LayerChange:

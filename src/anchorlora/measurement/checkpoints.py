@@ -5,6 +5,7 @@ Full weights of one shape are paired by tensor name and read one tensor at a tim
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from anchorlora.measurement.adapters import audit_adapters
 from anchorlora.measurement.directions import WeightDirections
 from anchorlora.measurement.drift import coarsest
 from anchorlora.measurement.layers import Audited, LayerChange, weight_layer
-from anchorlora.measurement.result import AuditRequest, AuditResult, by_layer
+from anchorlora.measurement.result import AuditRequest, AuditResult, by_layer, not_audited
 from anchorlora.store.artifact import Artifact, artifact_in
 from anchorlora.store.run_folder import refuse_altered
 from anchorlora.store.tensors import Weights, open_weights
@@ -30,10 +31,11 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
     """Audit two sets of full weights of one shape."""
     then, now = open_weights(before), open_weights(after)
     then, now = _with_head(then, now), _with_head(now, then)
-    _same_tensors(then, now)
+    resized = _resized(then, now)
+    _same_tensors(then, now, but_for=resized)
     if ask.data is not None:
         raise InvalidValue("--data makes cores for an adapter; for full weights give --cores FILE or --weights K")
-    layers = [name.removesuffix(".weight") for name in now.files if _is_linear(name, now)]
+    layers = [name.removesuffix(".weight") for name in now.files if _is_linear(name, now) and name not in resized]
     if ask.cores is not None:
         cores = read_cores(ask.cores)
         find, protected = by_layer(cores, set(cores) & set(layers), str(ask.cores)), f"the cores of {ask.cores}"
@@ -43,7 +45,7 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
         find, protected = None, f"the {count} singular directions of each weight in BEFORE, as in OSF"
     changes: dict[str, LayerChange] = {}
     stored, others = torch.float64, []
-    for name in now.files:
+    for name in (other for other in now.files if other not in resized):
         W0, W, layer = then.read(name), now.read(name), name.removesuffix(".weight")
         _check(name, W0, W, now)
         same = W0.dtype == W.dtype and torch.equal(W0, W)
@@ -57,8 +59,12 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
             others.append(name)
     notes = ["weights are read as (d_out, d_in), as torch.nn.Linear stores them"]
     if others:
-        notes.append(f"{len(others)} other tensors differ and were not audited, first {others[0]}")
-    return AuditResult(str(before), str(after), "weights", protected, type_name(stored), Audited.of(changes), tuple(notes))
+        notes.append(not_audited(others))
+    if resized:
+        rows, more = then.shape(resized[0])[0], now.shape(resized[0])[0]
+        notes.append(f"the vocabulary had {rows} rows and has {more}, so these were not audited: {', '.join(resized)}")
+    beside = (*others, *resized)
+    return AuditResult(str(before), str(after), "weights", protected, type_name(stored), Audited.of(changes), tuple(notes), beside)
 
 
 def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -87,11 +93,19 @@ def _with_head(weights: Weights, other: Weights) -> Weights:
     return replace(weights, files={**weights.files, heads[0]: weights.files[tables[0]]}, tied={heads[0]: tables[0]})
 
 
-def _same_tensors(then: Weights, now: Weights) -> None:
+def _resized(then: Weights, now: Weights) -> list[str]:
+    """Return the tables of embeddings with another number of rows, and what has as many rows, such as the head."""
+    shapes = {name: (then.shape(name), now.shape(name)) for name in now.files if name in then.files}
+    other = {name: (a[0], b[0]) for name, (a, b) in shapes.items() if a and b and a[0] != b[0] and a[1:] == b[1:]}
+    tables = {rows for name, rows in other.items() if _is_lookup(name)}
+    return [name for name, rows in other.items() if rows in tables]
+
+
+def _same_tensors(then: Weights, now: Weights, *, but_for: Collection[str]) -> None:
     if odd := sorted(set(then.files) ^ set(now.files)):
         raise InvalidValue(f"{then.place} and {now.place} are different models: {odd[0]} and {len(odd) - 1} others are in one only")
     for name in now.files:
-        if then.shape(name) != now.shape(name):
+        if then.shape(name) != now.shape(name) and name not in but_for:
             raise InvalidValue(f"{name} is {then.shape(name)} in {then.place} and {now.shape(name)} in {now.place}")
 
 

@@ -10,7 +10,7 @@ With examples of the old tasks at hand, their answers say which directions count
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -25,12 +25,13 @@ from anchorlora.text import amount
 WORDS: dict[str, Any] = json.loads((files("anchorlora.measurement") / "advice.json").read_text(encoding="utf-8"))
 
 
-def verdict(audited: Audited, storage: str) -> str:
-    """Return what an audit found, in one or two sentences."""
+def verdict(audited: Audited, storage: str, beside: Sequence[str] = ()) -> str:
+    """Return what an audit found, in one or two sentences; `beside` names what else differs."""
     reading = audited.overall
     drift = reading.right
+    more = f" {not_audited(beside)}." if beside else ""
     if reading.status == "unmoved":
-        return "Nothing moved."
+        return f"Nothing moved in the layers that were audited.{more}" if beside else "Nothing moved."
     rho, bound = _percent(drift.rho), _percent(drift.bound)
     if reading.status == "unresolved":
         return (
@@ -42,7 +43,8 @@ def verdict(audited: Audited, storage: str) -> str:
             "the displacement condition, ΔW V = 0" if reading.kind == "full weight" else WORDS["preserved by"][_preserving(audited)]
         )
         return (
-            f"Protected: rho is {rho}, and rounding to {storage} explains up to {bound}. Preserved by {by}.{_exceptions(audited)}"
+            f"Protected: rho is {rho}, and rounding to {storage} explains up to {bound}. "
+            f"Preserved by {by}.{_exceptions(audited)}{more}"
         )
     assert drift.rho is not None
     times = f", {drift.rho / drift.chance:.2f} times the share of a random change" if drift.chance else ""
@@ -50,12 +52,22 @@ def verdict(audited: Audited, storage: str) -> str:
     return f"Not protected: {what}.{_why(reading)}"
 
 
-def advice(audited: Audited) -> str:
+def not_audited(names: Sequence[str]) -> str:
+    """Return how many tensors differ beside the audited layers: `names`, at least one."""
+    several = f"{len(names)} other tensors differ and were" if len(names) > 1 else "1 other tensor differs and was"
+    return f"{several} not audited, first {names[0]}"
+
+
+def advice(audited: Audited, storage: str = "", beside: Sequence[str] = ()) -> str:
     """Return which constraints preserve the protected directions, and why."""
     reading = audited.overall
+    if reading.status == "unmoved" and beside:
+        return "The audited layers are as they were; check that the other tensors were meant to change."
     if reading.status == "unmoved":
         return "There is nothing to protect against; check that AFTER is the checkpoint you mean."
     if reading.status == "unresolved":
+        if storage in ("float32", "float64"):
+            return f"A change this small is hidden by rounding to {storage}; audit a later checkpoint."
         return "Save both checkpoints in float32 and audit again; rounding hides a change this small."
     if reading.status == "preserved" and _preserving(audited) != "response":
         return "Keep the constraints that are in place."
@@ -143,6 +155,7 @@ class AuditResult:
         storage: Coarsest type in which the compared numbers are stored, such as "float32".
         audited: The readings, overall and by layer.
         notes: Sentences about what else a reader should know.
+        beside: Names of what differs beside the audited layers.
 
     Example:
         >>> from anchorlora import audit
@@ -161,16 +174,17 @@ class AuditResult:
     storage: str  # the coarsest type that the numbers are stored in
     audited: Audited
     notes: tuple[str, ...]
+    beside: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
         """The finding, in one or two sentences."""
-        return verdict(self.audited, self.storage)
+        return verdict(self.audited, self.storage, self.beside)
 
     @property
     def advice(self) -> str:
         """Which constraints preserve the protected directions, and why."""
-        return advice(self.audited)
+        return advice(self.audited, self.storage, self.beside)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the audit as the JSON object of schema 2, which docs/reference.md describes."""
