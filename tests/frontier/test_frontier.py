@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchorlora.adapters import lora_layers
+from anchorlora.cli.app import main
 from anchorlora.errors import InvalidValue, MissingExtra, UnknownName
 from anchorlora.methods import METHODS
 from anchorlora_lab.frontier.bench import BEFORE, EPOCHS, Run, append, bench, one, planned, read_records
@@ -22,6 +23,7 @@ from anchorlora_lab.frontier.skills import skills
 from anchorlora_lab.frontier.subject import RANK, Subject
 from anchorlora_lab.frontier.tables import chosen, chosen_rates, difference, frontier_tables, interval, picture, points_of
 from anchorlora_lab.frontier.training import Training
+from golden import one_line
 
 SKILLS = ("labels", "card")
 SIZES = {"train": 8, "test": 4, "instructions": 2, "facts": 4, "choices": 2, "chats": 2, "passages": 2, "own": 4}
@@ -167,6 +169,21 @@ def data(tmp_path_factory):
     return root
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--seeds", "a"], "--seeds takes whole numbers separated by commas, not 'a'"),
+        (["--seeds", ""], "--seeds takes whole numbers separated by commas, not ''"),
+        (["--choosing", "card,lables"], "there is no skill called 'lables'; there are labels, card, passage, style"),
+        (["--skills", "lables"], "there is no skill called 'lables'"),
+    ],
+)
+def test_a_seed_or_a_skill_that_is_none_is_refused_in_one_line(options, said, data, tmp_path, capsys):
+    assert main(["frontier", "embedded:mini", "--out", str(tmp_path / "f"), "--data", str(data), "--most", "0", *options]) == 2
+    assert said in one_line(capsys)
+    assert not (tmp_path / "f").exists()
+
+
 def test_a_repair_takes_intruders_from_the_block(tmp_path):
     subject = Subject.of("embedded:mini", tmp_path)
     for layer in lora_layers(subject.model).values():
@@ -260,6 +277,14 @@ def test_runs_go_on_where_they_stopped_and_the_table_tells_them(data, tmp_path, 
     assert bench("embedded:mini", tmp_path, data, **options) == 4
     assert bench("embedded:mini", tmp_path, data, **options) == 0
     assert bench("embedded:mini", tmp_path, data, rates={"plain": 1e-3}, **options) == 0, "at the rate that is there"
+    file = tmp_path / "embedded-mini/records.jsonl"
+    before, heard = file.read_text(), []
+    file.write_text(before.replace(json.loads(before.splitlines()[0])["sha256"], "0" * 64))
+    assert bench("embedded:mini", tmp_path, data, **options | {"say": heard.append}) == 0
+    assert heard == [
+        f"warning: 5 records in {file.parent} are of other files of a model; if its weights differ too, choose another --out"
+    ]
+    file.write_text(before)
     records = read_records(tmp_path / "embedded-mini")
     assert [r["row"] for r in records] == ["before", "plain", "own", "osf", "plain repaired"]
     whole, repaired = records[3:]

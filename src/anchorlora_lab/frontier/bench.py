@@ -121,15 +121,14 @@ def bench(
     import torch
 
     from anchorlora_lab.frontier.measures import Measures, Sizes
-    from anchorlora_lab.frontier.skills import skills
+    from anchorlora_lab.frontier.skills import refuse_unknown, skills
     from anchorlora_lab.frontier.subject import Subject
     from anchorlora_lab.frontier.tables import ABOVE_CHANCE, abilities
 
     torch.set_num_threads(1)
     size = Sizes(**(sizes or {}))
+    refuse_unknown(skill_names)
     known = skills(data, test=size.test)
-    if wrong := [name for name in skill_names if name not in known]:
-        raise UnknownName(f"there is no skill called {wrong[0]!r}; there are {', '.join(known)}")
     taken = chosen_rows(rows)
     if rates is not None:
         taken = [replace(row, rates=(rates[row.name],)) for row in taken if row.name in rates]
@@ -142,6 +141,8 @@ def bench(
     measures = Measures(subject, data, size)
     facts = {"schema": 1, "model": folder.name, "sha256": subject.loaded.sha256, "sizes": asdict(size)}
     facts |= {"machine": platform.machine(), "versions": {name: version(name) for name in VERSIONS}}
+    if others := sum(record["sha256"] != facts["sha256"] for record in read_records(folder)):
+        say(f"warning: {others} records in {folder} are of other files of a model; if its weights differ too, choose another --out")
     made = 0
     for run in leased(folder, runs):
         began = time.process_time()

@@ -18,12 +18,12 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anchorlora.errors import InvalidValue
+from anchorlora.errors import InvalidValue, UnknownName
 
 MOST_WORDS = 28  # of a passage
 SHARES = {"card": 0, "passage": 1, "style": 2}  # which third of dbpedia a skill reads: no two share a text
@@ -135,16 +135,24 @@ def third(row: Mapping[str, str]) -> int:
     return int(hashlib.sha256(row["sentence"].encode()).hexdigest()[:8], 16) % 3
 
 
+SKILLS = {  # name -> task, its rows as items, score of an answer, longest answer in tokens
+    "labels": ("agnews", label_item, exact, 8),
+    "card": ("dbpedia", card_item, card_score, 44),
+    "passage": ("dbpedia", passage_item, exact, 16),
+    "style": ("dbpedia", style_item, style_score, 32),
+}
+
+
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Refuse a name that no skill has."""
+    if wrong := [name for name in names if name not in SKILLS]:
+        raise UnknownName(f"there is no skill called {wrong[0]!r}; there are {', '.join(SKILLS)}")
+
+
 def skills(data: Path, *, test: int) -> dict[str, Skill]:
     """Return the skills by name."""
-    made = {
-        "labels": ("agnews", label_item, exact, 8),
-        "card": ("dbpedia", card_item, card_score, 44),
-        "passage": ("dbpedia", passage_item, exact, 16),
-        "style": ("dbpedia", style_item, style_score, 32),
-    }
     found = {}
-    for name, (task, item, score, longest) in made.items():
+    for name, (task, item, score, longest) in SKILLS.items():
         parts = {}
         for split in ("train", "test"):
             rows = [row for row in read_rows(data, task, split) if name not in SHARES or third(row) == SHARES[name]]
