@@ -19,10 +19,10 @@ from anchorlora_lab.report.page import write_report
 from anchorlora_lab.report.records import find_runs
 
 
-def with_accuracy(name, level, *, order="order1", seed=42, noise=0.0, **changes):
+def with_accuracy(name, level, *, order="order1", seed=42, noise=0.0, lost=None, **changes):
     """A run whose accuracies are all about one level, less ten points of forgetting for the unprotected method."""
     base, draw = made.run(name, order=order, seed=seed), Random(f"{name}{order}{seed}")
-    lost = 10.0 if name == "seq-lora" else 0.0
+    lost = lost if lost is not None else 10.0 if name == "seq-lora" else 0.0
     size = len(base.order)
     rows = [[level - (lost if i < t else 0) + noise * draw.uniform(-1, 1) for i in range(t + 1)] for t in range(size)]
     content = base.model_dump(by_alias=True) | {"accuracy": rows, "scores": Scores.of(rows).as_dict()} | changes
@@ -168,6 +168,18 @@ def test_one_run_and_one_task_read_well(tmp_path):
     assert any("run seq-lora" in advice for advice in told.advice)
     told = found(tmp_path / "task", made.run("seq-lora", order=("a",), drift=[]))
     assert [card.about for card in told.cards] == ["Accuracy at the end"]
+
+
+def test_tasks_that_are_answered_better_at_the_end_gain_and_do_not_lose(tmp_path):
+    best = with_accuracy("seq-lora", 70.0, lost=-3.0)  # of the third task alone, as the others are at their best before the last
+    told = found(tmp_path / "one", best)
+    assert told.verdict.endswith(" Earlier tasks gain 1.0 points.")
+    assert told.cards[-1].words == "seq-lora forgets nothing: earlier tasks gain 1.0 points"
+    told = found(tmp_path / "two", with_accuracy("sfor", 80.0), best)
+    assert told.verdict.endswith("Without protection (seq-lora), earlier tasks gain 1.0 points; with sfor, they lose 0.0 points.")
+    told = found(tmp_path / "both", with_accuracy("sfor", 80.0, lost=-6.0), best)
+    assert told.verdict.endswith("earlier tasks gain 1.0 points; with sfor, 2.0.")
+    assert told.cards[-1].words == "sfor forgets nothing: earlier tasks gain 2.0 points"
 
 
 def test_advice_names_a_method_for_each_kind_of_adapter_and_for_exact_protection(tmp_path):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
+from anchorlora.pages.record import paper_order
 from anchorlora.text import amount
 from anchorlora_lab.report.comparability import Study
 from anchorlora_lab.report.grid import Grid
@@ -116,9 +117,9 @@ def _of_sequences(study: Study) -> Findings:
     mine, lost = _fm(learned[top]), _fm(grid.of_method(plain)) if plain and plain != top else None
     if mine is not None and lost is not None:
         without = f"With {asked}" if asked else f"Without protection ({plain})"
-        verdict.append(f"{without}, earlier tasks lose {lost:.1f} points; with {top}, {mine:.1f}.")
+        verdict.append(f"{without}, earlier tasks {_lose(lost)}; with {top}, {_lose(mine, after=lost)}.")
     elif mine is not None:
-        verdict.append(f"Earlier tasks lose {mine:.1f} points.")
+        verdict.append(f"Earlier tasks {_lose(mine)}.")
     advice = (*_choices(learned, told), *_missing(study, told))
     return Findings("".join(verdict).strip(), tuple(filter(None, cards)), advice)
 
@@ -230,8 +231,11 @@ def _forgetting(study: Study, plain: str | None) -> Card | None:
         interval = facts[method].interval
         return f"{method} {lost[method]:.1f}" + (f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else "")
 
-    words = "No method can be ranked" if least is None else f"{least} forgets {lost[least]:.1f} points"
-    words += ", the least" if len(ranked) > 1 else ""
+    words = "No method can be ranked"
+    if least is not None:
+        forgets = f"{least} forgets {lost[least]:.1f} points"
+        words = f"{least} forgets nothing: earlier tasks {_lose(lost[least])}" if _gains(lost[least]) else forgets
+    words += ", the least" if len(ranked) > 1 and least is not None and not _gains(lost[least]) else ""
     shown = [method for method in dict.fromkeys([plain, *protected_of(runs)[:3], least]) if method in lost and method is not None]
     more = f"Drop of earlier tasks from their best accuracy, in points: {'; '.join(map(told, shown))}."
     if len(lost) > len(shown):
@@ -251,7 +255,9 @@ def _choices(ranked: dict[str, list[Run]], told: dict[str, bool | None]) -> list
             first = next((m for m in names if not ranked[m][0].record.method.rehearses), names[0])
             close = _as_good(first, [name for name in names if _aa(ranked[name]) <= _aa(ranked[first])], ranked)
             lost = _fm(ranked[first])
-            forgets = "nothing to forget" if lost is None else f"{lost:.1f} points forgotten"
+            forgets = (
+                "nothing to forget" if lost is None else "nothing forgotten" if _gains(lost) else f"{lost:.1f} points forgotten"
+            )
             take = f"take {first} ({_aa(ranked[first]):.1f} %, {forgets})"
             said.append(f"{kind}: {UNDECIDED.format(_names([first, *close], 4)) if close else take}.")
     exact = [method for method in protected_of(every) if method in ranked]
@@ -281,7 +287,8 @@ def _missing(study: Study, told: dict[str, bool | None]) -> list[str]:
     if grid.size < 6:
         over = "one run" if grid.size == 1 else f"{grid.size} runs"
         seeds = "Other seeds and orders are not covered" if grid.size == 1 else "Six are needed for an interval over runs"
-        said.append(f"Each mean is over {over}. {seeds}: add them with anchorlora grid --seeds 38,42,2026 --orders order1,order2.")
+        more = " --orders order1,order2" if grid.orders and paper_order(grid.orders[0]) else ""  # others have names of their own
+        said.append(f"Each mean is over {over}. {seeds}: add them with anchorlora grid --seeds 38,42,2026{more}.")
     if grid.partial:
         short = [grid.methods[i] for i in sorted(grid.partial)]
         said.append(f"Not compared, because runs are missing: {_names(short, 8)}. Repeat the anchorlora grid command to run them.")
@@ -323,6 +330,18 @@ def _of_trace(runs: Sequence[Run]) -> Findings:
     seeds = len({run.seed for run in runs})
     advice = () if seeds >= 6 else (f"{amount(seeds, 'seed')}: too few for an interval over runs, which needs six.",)
     return Findings(f"{told}.", (Card("Protection step by step", words, more, state),), advice)
+
+
+def _gains(lost: float) -> bool:
+    """True if forgetting is negative, to the digit that is printed."""
+    return lost <= -0.05
+
+
+def _lose(lost: float, *, after: float | None = None) -> str:
+    """Return what earlier tasks lose or gain; `after` is of a method just named, whose verb is not repeated."""
+    if after is not None and _gains(lost) == _gains(after):
+        return f"{abs(lost):.1f}"
+    return f"{'they ' if after is not None else ''}{'gain' if _gains(lost) else 'lose'} {abs(lost):.1f} points"
 
 
 def _aa(runs: Sequence[Run]) -> float:
