@@ -257,6 +257,30 @@ def test_a_dry_run_prints_configuration_and_steps_and_writes_nothing(small_bench
     assert [p.name for p in tmp_path.iterdir()] == ["shown.yaml"]
 
 
+def test_the_orders_of_a_recipe_are_the_default_whatever_their_names(tmp_path, capsys):
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text("extends: mini\norders: {forth: [news, reviews], back: [reviews, news]}\n")
+    out = str(tmp_path / "out")
+    assert main(["run", str(recipe), "--method", "sfor", "--dry-run"]) == 0
+    assert "order:\n- news\n- reviews\n" in capsys.readouterr().out
+    assert main(["grid", str(recipe), "--methods", "sfor", "--seeds", "1", "--out", out, "--dry-run"]) == 0
+    folders = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if line.startswith("missing")]
+    assert folders == [f"{out}/sfor/forth-1", f"{out}/sfor/back-1"]
+    for command in (
+        ["run", "--method", "sfor"],
+        ["select", "--method", "ewc"],
+        ["trace"],
+        ["grid", "--methods", "sfor", "--orders", "order1"],
+    ):
+        asked = [] if command[0] == "grid" else ["--order", "order1"]
+        assert main([command[0], str(recipe), *command[1:], *asked, "--out", out]) == 2
+        assert "the recipe own has no order 'order1'; it has forth, back" in one_line(capsys)
+    recipe.write_text("extends: mini\norders: {}\n")
+    for command in (["run", "--method", "sfor"], ["select", "--method", "ewc"], ["trace"], ["grid", "--methods", "sfor"]):
+        assert main([command[0], str(recipe), *command[1:], "--out", out]) == 2
+        assert "the recipe own has no orders; name tasks, separated by commas" in one_line(capsys)
+
+
 def test_a_recipe_of_ones_own_extends_another(small_benchmark, tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text(f"extends: standard-cl\ntasks: {{data: {small_benchmark}}}\ntraining: {{learning_rate: 1e-3, window: 4}}\n")

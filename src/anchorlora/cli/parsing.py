@@ -12,6 +12,7 @@ from anchorlora.config import Recipe, RunConfig, names_of_modules
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName, nearest_names
 from anchorlora.methods import METHODS, AdapterPlan, Method
 from anchorlora.paths import name_of_task
+from anchorlora.recipes.protocol import ORDERS
 
 
 def method_named(name: str) -> Method:
@@ -71,28 +72,34 @@ def _read_base(path: Path, name: str, extending: Sequence[Path]) -> Recipe:
         raise UnknownName(f"{path}: {error.args[0]}") from None
 
 
-def order_named(order: str, recipe: Recipe) -> tuple[str, ...]:
-    """Return the tasks of an order."""
+def order_named(order: str | None, recipe: Recipe) -> tuple[str, ...]:
+    """Return the tasks of an order; by default the recipe's first."""
+    if order is None:
+        return next(iter(orders_named(None, recipe).values()))
     if order in recipe.tasks.orders:
         return recipe.tasks.orders[order]
+    if order in ORDERS and recipe.tasks.orders:  # the study's, which are no names of tasks
+        raise UnknownName(f"the recipe {recipe.name} has no order {order!r}; it has {', '.join(recipe.tasks.orders)}")
     near = get_close_matches(order, recipe.tasks.orders, n=3, cutoff=0.6)
     if "," not in order and near:
         raise UnknownName(f"the recipe {recipe.name} has no order {order!r}; nearest: {', '.join(near)}, or a comma list of tasks")
     names = tuple(name_of_task(task.strip()) for task in order.split(",") if task.strip())
     if not names:
-        raise InvalidValue(f"--order {order!r} names no task; give order1, or names separated by commas")
+        raise InvalidValue(f"--order {order!r} names no task; give an order of the recipe, or names separated by commas")
     return names
 
 
-def orders_named(names: Sequence[str] | None, recipe: Recipe, *, by_default: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return orders by their names."""
+def orders_named(names: Sequence[str] | None, recipe: Recipe) -> dict[str, tuple[str, ...]]:
+    """Return orders by their names; by default all of the recipe, the first one first."""
     from anchorlora.data import TextFiles
     from anchorlora.data.sources import source_of
 
     if names is None or "all" in names:
         source = None if recipe.tasks.data is None else source_of(recipe.tasks)
         whole = {"all": tuple(source.names)} if isinstance(source, TextFiles) else {}
-        every = whole or {name: order_named(name, recipe) for name in (by_default if names is None else recipe.tasks.orders)}
+        every = whole or dict(recipe.tasks.orders)
+        if not every:
+            raise InvalidValue(f"the recipe {recipe.name} has no orders; name tasks, separated by commas")
         return every | {name: order_named(name, recipe) for name in names or () if name != "all"}
     return {name: order_named(name, recipe) for name in names}
 

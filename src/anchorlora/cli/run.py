@@ -27,7 +27,9 @@ from anchorlora.text import shown
 @click.option(
     "--method", shell_complete=options.methods_beginning, help="A method (see `anchorlora methods`), or file.py:variable."
 )
-@click.option("--order", help="order1, order2, order3, or comma-separated tasks.  [default: order1; for your own files: all tasks]")
+@click.option(
+    "--order", help="An order of the recipe, or comma-separated tasks.  [default: the first order; for your own files: all tasks]"
+)
 @click.option("--seed", type=int, help="The paper uses 38, 42, and 2026.  [default: 42]")
 @path_option("--out", "to", help="The run directory.")
 @options.recipe_options
@@ -58,7 +60,7 @@ def run(
     RECIPE is mini, standard-cl, long-sequence, qwen3-8b, mistral-7b, or a YAML file, such as the config.yaml of a run. The same
     command resumes an interrupted run. Ctrl-C, SIGTERM, and SIGUSR1 save and stop after the current step (exit status 75).
     """
-    from anchorlora.cli.parsing import method_named, order_named, orders_named, recipe_named, settings_of
+    from anchorlora.cli.parsing import method_named, order_named, recipe_named, settings_of
 
     chosen, stored = recipe_named(recipe)
     fields, numbers = settings_of(settings)
@@ -74,12 +76,12 @@ def run(
         raise InvalidValue("no method given; choose one with --method (anchorlora methods lists them)")
     same = stored is not None and stored.method == method
     how = method_named(method)
-    asked = order_named(order, chosen) if order else stored.order if stored else None
+    tasks = stored.order if stored and not order else order_named(order, chosen)
     config = RunConfig(
         method=method,
         settings=stored.settings if stored and same else {},
         selection=stored.selection if stored and same else None,
-        order=asked or next(iter(orders_named(None, chosen, by_default=["order1"]).values())),
+        order=tasks,
         seed=seed if seed is not None else stored.seed if stored else 42,
         recipe=chosen,
     )

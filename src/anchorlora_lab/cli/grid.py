@@ -21,7 +21,7 @@ from anchorlora_lab.cli.engines import Study, listed, seeds, seeds_of, study_opt
 @click.option(
     "--orders",
     help="Comma-separated orders of the recipe, or tasks for runs of one task each; all: every order, or all tasks of your own "
-    "files in their order.  [default: order1,order2,order3; for your own files: all]",
+    "files in their order.  [default: all]",
 )
 @seeds
 @click.option("--models", help="Comma-separated base models, to compare several.")
@@ -53,7 +53,7 @@ def grid(
     from anchorlora_lab.grid.plan import GridAxes, plan
 
     recipe, numbers = study.recipe, study.numbers
-    named = orders_named(listed(orders) if orders else None, recipe, by_default=["order1", "order2", "order3"])
+    named = orders_named(listed(orders) if orders else None, recipe)
     axes = GridAxes(_methods(methods), named, seeds_of(seeds), listed(models) if models else ())
     selections = [read_selection(path) for path in manifests]
     settings = _settings(axes.methods, numbers)

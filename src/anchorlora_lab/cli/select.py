@@ -15,12 +15,12 @@ from anchorlora_lab.cli.engines import Study, study_options
 @click.command(epilog=example("anchorlora select mini --method o-lora --out runs/selected"))
 @recipe_argument
 @click.option("--method", required=True, shell_complete=methods_beginning, help="A tunable method; an unknown name lists them.")
-@click.option("--order", default="order1", show_default=True, help="The task order on which candidates are compared.")
+@click.option("--order", help="The task order on which candidates are compared.  [default: the recipe's first]")
 @click.option("--seed", default=42, show_default=True, type=int)
 @click.option("--values", metavar="X,Y,...", help="Candidates to try instead of the method's own; they are not scaled.")
 @path_option("--out", "to", required=True, help="The folder for candidate runs and selection.json.")
 @study_options
-def select(method: str, order: str, seed: int, values: str | None, study: Study) -> None:
+def select(method: str, order: str | None, seed: int, values: str | None, study: Study) -> None:
     """Choose a method's strength on a holdout of the training data.
 
     Writes selection.json. No test file is opened. A tenth of the training data is held out, the same for every seed and order.

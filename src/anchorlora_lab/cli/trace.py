@@ -17,9 +17,7 @@ from anchorlora_lab.cli.engines import Study, listed, seeds, seeds_of, study_opt
 @click.option("--methods", "--method", "methods", help="Comma-separated methods.  [default: the paper's eight]")
 @click.option(
     "--order",
-    default="order1",
-    show_default=True,
-    help="An order, of which the first two tasks are used, or two comma-separated tasks.",
+    help="An order, of which the first two tasks are used, or two comma-separated tasks.  [default: the recipe's first]",
 )
 @seeds
 @click.option(
@@ -32,7 +30,7 @@ from anchorlora_lab.cli.engines import Study, listed, seeds, seeds_of, study_opt
 @click.option("--layers", is_flag=True, help="Also record every layer.")
 @path_option("--out", "to", required=True, help="The folder for all traced runs.")
 @study_options
-def trace(methods: str | None, order: str, seeds: str, points: int, layers: bool, study: Study) -> None:
+def trace(methods: str | None, order: str | None, seeds: str, points: int, layers: bool, study: Study) -> None:
     """Trace the drift of a second task, for each method and seed.
 
     All methods of a seed start from the same first-task state and core. Repeat the command to run only what is missing. If
