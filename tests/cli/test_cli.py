@@ -257,6 +257,18 @@ def test_a_dry_run_prints_configuration_and_steps_and_writes_nothing(small_bench
     assert [p.name for p in tmp_path.iterdir()] == ["shown.yaml"]
 
 
+@pytest.mark.parametrize("command", [["run", "mini", "--method", "sfor"], ["grid", "mini", "--methods", "sfor"], ["report", "."]])
+def test_an_out_at_or_below_a_file_is_a_wrong_request(command, finished, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("")
+    for out in (file, file / "run"):
+        assert main([str(finished) if word == "." else word for word in command] + ["--out", str(out)]) == 2
+        said = one_line(capsys)
+        assert f"Not a directory: {out}" in said
+        assert "a file is where a folder must be: choose another path" in said
+    assert file.read_text() == ""
+
+
 def test_the_orders_of_a_recipe_are_the_default_whatever_their_names(tmp_path, capsys):
     recipe = tmp_path / "own.yaml"
     recipe.write_text("extends: mini\norders: {forth: [news, reviews], back: [reviews, news]}\n")

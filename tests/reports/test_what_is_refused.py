@@ -110,6 +110,12 @@ def test_two_records_of_one_run_are_refused_with_both_folders(tmp_path):
     folders = [made.save(tmp_path / name, made.run("sfor")) for name in ("a", "b")]
     with pytest.raises(ValueError, match=r"a/standard.* and .*b/standard.* are the same run \(sfor, .*, seed 42\); give only one"):
         studies_of(find_runs(folders))
+    first = made.run("sfor")
+    other = first.model_copy(update={"base_model": first.base_model.model_copy(update={"dtype": "float16"})})
+    runs = find_runs([made.save(tmp_path / "c", first), made.save(tmp_path / "d", other)])
+    with pytest.raises(ValueError, match=r"base_model.dtype is .* in .*c/.*, float16 in .*d/") as said:
+        studies_of(runs)
+    assert "the same run" not in str(said.value)
 
 
 def test_traces_of_one_seed_must_share_their_start(tmp_path):

@@ -137,7 +137,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _say("interrupted; the same command continues from the last save", INTERRUPTED, verbose)
     except OSError as error:
         status = FAILED if error.errno in REFUSED else WRONG
-        return _say(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), status, verbose)
+        message = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+        a_file = "; a file is where a folder must be: choose another path"
+        return _say(message + a_file * isinstance(error, (NotADirectoryError, FileExistsError)), status, verbose)
     except Exception as error:
         return _say(_crash(error), FAILED, verbose, everywhere=True)
 

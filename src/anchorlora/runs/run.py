@@ -244,6 +244,8 @@ def _saying_what_is_kept(directory: RunDirectory) -> Iterator[None]:
     """A refused write ends the run, and what was saved before stays."""
     try:
         yield
+    except (NotADirectoryError, FileExistsError):
+        raise  # a wrong path, which no repeated command makes right
     except OSError as error:
         directory.check()  # what a process that has lost its directory writes to may be gone
         reason = (error.strerror or str(error)).lower()

@@ -184,8 +184,8 @@ def studies_of(runs: Sequence[Run]) -> list[Study]:
     # a run of one task may only have made the state that traces start from
     groups = grouped([run for run in asked if len(run.order) > 1 or run.task1_state not in begun], key_of)
     for (kind, *_), mine in groups.items():
-        _refuse_twice(mine)
         refuse_unlike(mine)
+        _refuse_twice(mine)
         if kind == "trace":
             refuse_other_starts(mine)
     sequences = [mine[0] for mine in groups.values() if len(mine[0].order) > 1]
