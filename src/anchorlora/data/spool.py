@@ -8,11 +8,13 @@ import os
 import tempfile
 import weakref
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, overload
 
 from anchorlora.data.samples import Example
+from anchorlora.errors import Unwritten
 
 LONGEST_LABEL = 64  # characters; longer answers are no labels, and would fill the memory
 
@@ -48,7 +50,7 @@ class EncodedExamples(Sequence[Encoded]):
 
     def __init__(self, examples: Iterable[Encoded] = ()) -> None:
         self._file: Any = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this object
-        weakref.finalize(self, self._file.close)
+        weakref.finalize(self, _close, self._file)
         self._ends = array("Q", [0])
         self.labels: list[str] = []
         self.lengths = array("I")
@@ -64,7 +66,8 @@ class EncodedExamples(Sequence[Encoded]):
         x = e.example
         parts = [x.index, x.sentence, x.label, e.text, e.prompt, e.answer, e.cut, x.lead, x.place]
         line = json.dumps(parts, separators=(",", ":")).encode() + b"\n"
-        self._file.write(line)
+        with _naming_the_folder():
+            self._file.write(line)
         self._ends.append(self._ends[-1] + len(line))
         label = x.label[:LONGEST_LABEL]
         self.labels.append(self._known.setdefault(label, label))
@@ -89,7 +92,8 @@ class EncodedExamples(Sequence[Encoded]):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = range(len(self))[index]
         begin, end = self._ends[position], self._ends[position + 1]
-        self._file.flush()
+        with _naming_the_folder():
+            self._file.flush()
         line = os.pread(self._file.fileno(), end - begin, begin)
         number, sentence, label, text, prompt, answer, cut, lead, location = json.loads(line)
         return Encoded(Example(number, sentence, label, lead=lead, place=location), text, tuple(prompt), tuple(answer), cut)
@@ -98,3 +102,21 @@ class EncodedExamples(Sequence[Encoded]):
         return isinstance(other, Sequence) and len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _close(file: Any) -> None:
+    """Close a file; what a full disk has no room for is not missed."""
+    with suppress(OSError):
+        file.close()
+
+
+@contextmanager
+def _naming_the_folder() -> Iterator[None]:
+    """Say where there is no room."""
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise Unwritten(
+            f"{reason}: {tempfile.gettempdir()}, where tokenized examples are kept; make room, or name another folder with TMPDIR"
+        ) from None
