@@ -74,7 +74,7 @@ def test_a_label_outside_the_label_set_is_named_with_file_and_line(root):
     [
         ('[{"label": "ball", "sentence": "cut o', "not complete JSON.*fetch it again"),
         ("{}", "is not a list of examples"),
-        ("[]", "is not a list of examples"),
+        ("[]", "is not a list of examples: it is empty"),
         ('[{"label": "ball"}]', "line 1: an example is"),
         ('[{"label": 3, "sentence": "x"}]', "an example is"),
     ],
@@ -83,6 +83,14 @@ def test_damaged_files_are_refused_by_name(root, content, message):
     (root / "TC/toys/train.json").write_text(content)
     with pytest.raises(ValueError, match=message):
         list(Benchmark(root).examples("toys", "train"))
+
+
+@pytest.mark.parametrize("content", ['["a", ""]', '["a", 1]', "[]", "{}"])
+def test_labels_that_are_no_text_are_named(root, content):
+    (root / "TC/toys/labels.json").write_text(content)
+    odd = {'["a", ""]': ": '' is no text", '["a", 1]': ": 1 is no text"}.get(content, "")
+    with pytest.raises(ValueError, match=f"labels.json is not a list of label names{odd}$"):
+        Benchmark(root).task("toys")
 
 
 def test_a_missing_file_is_named(root):

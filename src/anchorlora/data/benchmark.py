@@ -123,7 +123,9 @@ class Benchmark:
         folder = self._folder(name)
         labels = self._read(folder / "labels.json")
         if not isinstance(labels, list) or not labels or not all(isinstance(label, str) and label for label in labels):
-            raise InvalidValue(f"{folder / 'labels.json'} is not a list of label names")
+            odd = [label for label in labels if not isinstance(label, str) or not label] if isinstance(labels, list) else []
+            why = f": {odd[0]!r:.40} is no text" if odd else ""
+            raise InvalidValue(f"{folder / 'labels.json'} is not a list of label names{why}")
         group = folder.parent.name
         return Task(group, name, self._instruction(group), tuple(labels))
 
@@ -157,7 +159,7 @@ class Benchmark:
         official, labels = self._facts(path).kind == OFFICIAL, self.task(name).labels
         rows = self._read(path)
         if not isinstance(rows, list) or not rows:
-            raise InvalidValue(f"{path} is not a list of examples")
+            raise InvalidValue(f"{path} is not a list of examples{': it is empty' if rows == [] else ''}")
         for index, row in enumerate(rows[:limit]):
             if not (isinstance(row, dict) and isinstance(row.get("label"), str) and isinstance(row.get("sentence"), str)):
                 raise InvalidValue(
