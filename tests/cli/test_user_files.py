@@ -71,6 +71,21 @@ def test_a_file_is_run_once_and_two_of_one_name_are_two(write, tmp_path):
     assert not list(tmp_path.rglob("__pycache__"))
 
 
+@pytest.mark.parametrize(
+    ("good", "wrong", "said"),
+    [
+        ("return ActiveConstraint()", "ActiveConstraint()", "begin_task of Nothing returned None, not an ActiveConstraint"),
+        ("return {}", "pass", "end_task of Nothing returned None; return a dict of tensors by name, {} for nothing"),
+        ("return {}", "return {'x': 3}", "end_task of Nothing returned {'x': 3}; return a dict of tensors by name"),
+    ],
+)
+def test_a_constraint_that_returns_something_else_is_named(good, wrong, said, write, capsys):
+    assert MODERN.count(good) == 1
+    write(MODERN.replace(good, wrong))
+    assert main(["check", "idea.py:mine"]) == 2
+    assert said in one_line(capsys)
+
+
 def test_what_a_file_prints_does_not_stand_in_the_output(write, capsys):
     write("from anchorlora import *\nprint('hello')\nmine = Shared() + Freeze('B')\n")
     assert main(["check", "idea.py:mine", "--json"]) == 0

@@ -1,6 +1,7 @@
 """Contracts over METHODS: every method is listed, prints its definition, and preserves exactly what it promises."""
 
 import ast
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,6 +89,15 @@ def test_a_sum_of_a_named_method_has_no_name():
         (lambda: METHODS["sfor"].plus("x", name="y"), "'x' is not a part of a method"),
         (lambda: METHODS["replay"] + Rehearsal(1, 0.1), r"Rehearsal\(500, 0.05\) is there already"),
         (lambda: Shared() + SimpleNamespace(begin_task=None, requires=()), "it has no first_task, end_task"),
+        *(
+            (
+                lambda requires=requires: (
+                    Shared() + SimpleNamespace(first_task=1, requires=requires, begin_task=None, end_task=None)
+                ),
+                rf"requires {re.escape(repr(requires))}, which is not a tuple of: core, start, wide",
+            )
+            for requires in (("cores",), "core")
+        ),
         (
             lambda: Method.of(Freeze("B")),
             r"Freeze\('B'\) is not a method: a method begins with a plan, as in Shared\(\) \+ Freeze\('B'\)",

@@ -23,6 +23,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from anchorlora.constraints.stacks import Stack, add_gradients, stacks_of
+from anchorlora.devices import torch
+from anchorlora.errors import InvalidType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -183,6 +185,23 @@ class Constraint(Protocol):
         Returns:
             Name -> tensor; later tasks find them in `anchor.past`.
         """
+
+
+def begun(constraint: Constraint, anchor: Anchor) -> ActiveConstraint:
+    """Begin a task for a constraint."""
+    active = constraint.begin_task(anchor)
+    if not isinstance(active, ActiveConstraint):
+        raise InvalidType(f"begin_task of {type(constraint).__name__} returned {active!r:.60}, not an ActiveConstraint")
+    return active
+
+
+def remembered(constraint: Constraint, anchor: Anchor) -> dict[str, Tensor]:
+    """End a task for a constraint, and return what it remembers."""
+    kept = constraint.end_task(anchor)
+    if not isinstance(kept, dict) or not all(isinstance(value, torch.Tensor) for value in kept.values()):
+        name = type(constraint).__name__
+        raise InvalidType(f"end_task of {name} returned {kept!r:.60}; return a dict of tensors by name, {{}} for nothing")
+    return kept
 
 
 @runtime_checkable

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 FAMILIES = ("shared", "cumulative")
 UNDESCRIBED = CatalogEntry()
+REQUIRED = {"core", "wide", "start"}  # what a constraint may require
 NEEDED = ("first_task", "requires", "begin_task", "end_task")  # of a constraint
 
 
@@ -321,6 +322,8 @@ def _refuse_foreign(part: Any) -> None:
         raise InvalidType(f"{shown(part)} is not a part of a method; a plan takes constraints and a Rehearsal")
     if missing:
         raise InvalidType(f"{shown(part)} is not a constraint: it has no {', '.join(missing)}")
+    if isinstance(part.requires, str) or not set(part.requires) <= REQUIRED:
+        raise InvalidValue(f"{shown(part)} requires {part.requires!r}, which is not a tuple of: {', '.join(sorted(REQUIRED))}")
 
 
 def phrase(part: Any) -> str:
