@@ -187,7 +187,7 @@ class Constraint(Protocol):
         """
 
 
-def begun(constraint: Constraint, anchor: Anchor) -> ActiveConstraint:
+def begin_task(constraint: Constraint, anchor: Anchor) -> ActiveConstraint:
     """Begin a task for a constraint."""
     active = constraint.begin_task(anchor)
     if not isinstance(active, ActiveConstraint):
@@ -195,7 +195,7 @@ def begun(constraint: Constraint, anchor: Anchor) -> ActiveConstraint:
     return active
 
 
-def remembered(constraint: Constraint, anchor: Anchor) -> dict[str, Tensor]:
+def end_task(constraint: Constraint, anchor: Anchor) -> dict[str, Tensor]:
     """End a task for a constraint, and return what it remembers."""
     kept = constraint.end_task(anchor)
     if not isinstance(kept, dict) or not all(isinstance(value, torch.Tensor) for value in kept.values()):

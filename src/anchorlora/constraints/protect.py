@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from anchorlora.constraints.base import ActiveConstraint, Constraint, begun
+from anchorlora.constraints.base import ActiveConstraint, Constraint, begin_task
 from anchorlora.constraints.checks import (
     refuse_moved,
     refuse_nothing_free,
@@ -141,7 +141,7 @@ def protect(
                 signals.passing = True  # what constraints prepare may take minutes
                 refuse_unlike_processes(anchor)
                 for constraint in chosen:
-                    active.append(begun(constraint, anchor))
+                    active.append(begin_task(constraint, anchor))
                 refuse_stuck(inner, anchor, [c.factor for c in active if isinstance(c, Frozen)])
                 refuse_moved(active)
                 for c in active:

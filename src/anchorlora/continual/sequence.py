@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.adapters import Anchor
-from anchorlora.constraints.base import remembered
+from anchorlora.constraints.base import end_task
 from anchorlora.constraints.checks import refuse_full
 from anchorlora.constraints.sensitivity import MEMORY, AnswerSensitivity, memory_in
 from anchorlora.constraints.watch import CHECK_EVERY
@@ -130,7 +130,7 @@ class TaskSequence:
         kept: dict[str, Tensor] = {}
         for constraint in self.method.constraints:
             reads = isinstance(constraint, AnswerSensitivity)
-            kept |= memory_in(anchor.past) if reads and left else remembered(constraint, anchor)
+            kept |= memory_in(anchor.past) if reads and left else end_task(constraint, anchor)
         return kept
 
     def _tell(self, moment: Callable[..., None], *facts: Any) -> None:

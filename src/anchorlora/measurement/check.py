@@ -22,7 +22,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from anchorlora.adapters import AdapterStack, Anchor
 from anchorlora.config import Features
 from anchorlora.constraints import ProjectSingular
-from anchorlora.constraints.base import remembered
+from anchorlora.constraints.base import end_task
 from anchorlora.constraints.singular import directions_of
 from anchorlora.continual.batches import Window, windows
 from anchorlora.continual.data import joining, remember
@@ -124,7 +124,7 @@ def second_task(method: Method, optimizer: Callable[[Groups], torch.optim.Optimi
             _learn(blocks, anchor, method, task, make, seed)
         if task == 2 and not getattr(method.plan, "rewrites", False):
             return anchor, anchor
-        kept = {name: t for constraint in method.constraints for name, t in remembered(constraint, anchor).items()}
+        kept = {name: t for constraint in method.constraints for name, t in end_task(constraint, anchor).items()}
         cores, kept = past.made(kept, provided=method.provided_cores)
         end = TaskEnd(past.cores, past.protecting(cores), kept, stream(seed, f"end/{task}"))
         method.plan.end_task(blocks, end)

@@ -31,7 +31,7 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
     """Audit two sets of full weights of one shape."""
     then, now = open_weights(before), open_weights(after)
     then, now = _with_head(then, now), _with_head(now, then)
-    resized = _resized(then, now)
+    resized = _resized_tables(then, now)
     _same_tensors(then, now, but_for=resized)
     if ask.data is not None:
         raise InvalidValue("--data makes cores for an adapter; for full weights give --cores FILE or --weights K")
@@ -93,7 +93,7 @@ def _with_head(weights: Weights, other: Weights) -> Weights:
     return replace(weights, files={**weights.files, heads[0]: weights.files[tables[0]]}, tied={heads[0]: tables[0]})
 
 
-def _resized(then: Weights, now: Weights) -> list[str]:
+def _resized_tables(then: Weights, now: Weights) -> list[str]:
     """Return the tables of embeddings with another number of rows, and what has as many rows, such as the head."""
     shapes = {name: (then.shape(name), now.shape(name)) for name in now.files if name in then.files}
     other = {name: (a[0], b[0]) for name, (a, b) in shapes.items() if a and b and a[0] != b[0] and a[1:] == b[1:]}
