@@ -22,6 +22,7 @@ from anchorlora.runs.directory import RunDirectory
 from anchorlora_lab.cli.progress import bar_over
 from anchorlora_lab.grid.plan import GridAxes, plan, slug
 from anchorlora_lab.grid.scheduler import LocalEngine, Planned
+from golden import one_line
 
 RECORD = "pathlib.Path(folder, 'record.json').write_text('{}')"
 
@@ -232,7 +233,7 @@ def recipe_file(tmp_path, small_benchmark, small_model):
     return str(path)
 
 
-def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, tmp_path, capsys):
+def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, small_benchmark, tmp_path, capsys):
     idea = tmp_path / "idea.py"
     idea.write_text("from anchorlora import *\nwrong = Method('wrong', Shared(), (RoutingOverlap(0.5),))\n")
     asked = [
@@ -265,6 +266,17 @@ def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, t
     for more in ([], ["--dry-run"], ["--list"]):
         assert main([*done, "--set", "learning_rate=0.01", *more]) == 2, "a finished run of other settings is not this one"
         assert "belongs to another configuration (recipe.training.learning_rate: " in capsys.readouterr().err
+    rows = small_benchmark / "SC/mood/train.json"
+    before = rows.read_text()
+    rows.write_text(json.dumps(json.loads(before)[::-1]))
+    try:
+        assert main(done) == 0, "none is missing"
+        capsys.readouterr()
+        assert main([*done[:-3], "1,2", *done[-2:]]) == 2
+    finally:
+        rows.write_text(before)
+    message = f"{rows} is not what {tmp_path}/g/sfor/order2-1 was trained on, so new runs could share no table with it; put it back"
+    assert message in one_line(capsys)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def grid(
     from anchorlora.cli.parsing import orders_named, refuse_unknown_tasks
     from anchorlora.store.selection import read_selection
     from anchorlora_lab.cli.progress import commands, failures, handed_over, run_all
-    from anchorlora_lab.grid.plan import GridAxes, plan
+    from anchorlora_lab.grid.plan import GridAxes, plan, refuse_other_data
 
     recipe, numbers = study.recipe, study.numbers
     named = orders_named(listed(orders) if orders else None, recipe)
@@ -69,6 +69,7 @@ def grid(
             out.print(line)
         return
     refuse_unknown_tasks([each.config.order for each in planned if not each.done], recipe)
+    refuse_other_data(planned, recipe)
     if to_list:
         if study.engine_name != "local":
             raise InvalidValue(

@@ -12,11 +12,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from anchorlora import embedded
 from anchorlora.config import Recipe, RunConfig, differences
 from anchorlora.constraints.base import ProtectsPast
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import METHODS, Method, PerTask, Shared
-from anchorlora.paths import is_reserved
+from anchorlora.paths import expanded, is_reserved
+from anchorlora.store.run_folder import RunFolder
+from anchorlora.store.seal import sha256
 from anchorlora.store.selection import Selection
 from anchorlora_lab.grid.scheduler import Planned
 
@@ -80,6 +83,25 @@ def plan(
         place = out / slug(model) if model and len(axes.models) > 1 else out
         runs.append(Planned(place / slug(method) / f"{slug(name)}-{seed}", config))
     return _apart(runs)
+
+
+def refuse_other_data(planned: Sequence[Planned], recipe: Recipe) -> None:
+    """Refuse to add runs to those that were trained on other bytes of a file, with which they could share no table.
+
+    Args:
+        planned: All runs of a grid.
+        recipe: The settings that they share.
+    """
+    finished = next((run for run in planned if run.done), None)
+    if finished is None or all(run.done for run in planned):
+        return
+    root = embedded.folder(recipe.tasks.data or "", "data") or expanded(recipe.tasks.data or "")
+    for name, facts in RunFolder(finished.folder).read_record().data.items():
+        if (root / name).is_file() and sha256(root / name) != facts.sha256:
+            raise InvalidValue(
+                f"{root / name} is not what {finished.folder} was trained on, so new runs could share no table with it; "
+                "put it back, or choose another --out"
+            )
 
 
 def _apart(runs: list[Planned]) -> list[Planned]:
