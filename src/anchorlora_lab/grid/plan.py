@@ -12,12 +12,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from anchorlora import embedded
 from anchorlora.config import Recipe, RunConfig, differences
 from anchorlora.constraints.base import ProtectsPast
+from anchorlora.data import Benchmark
+from anchorlora.data.sources import source_of
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import METHODS, Method, PerTask, Shared
-from anchorlora.paths import expanded, is_reserved
+from anchorlora.paths import is_reserved
 from anchorlora.store.run_folder import RunFolder
 from anchorlora.store.seal import sha256
 from anchorlora.store.selection import Selection
@@ -95,11 +96,12 @@ def refuse_other_data(planned: Sequence[Planned], recipe: Recipe) -> None:
     finished = next((run for run in planned if run.done), None)
     if finished is None or all(run.done for run in planned):
         return
-    root = embedded.folder(recipe.tasks.data or "", "data") or expanded(recipe.tasks.data or "")
+    source = source_of(recipe.tasks)
     for name, facts in RunFolder(finished.folder).read_record().data.items():
-        if (root / name).is_file() and sha256(root / name) != facts.sha256:
+        path = source.root / name if isinstance(source, Benchmark) else None
+        if path is not None and path.is_file() and sha256(path) != facts.sha256:
             raise InvalidValue(
-                f"{root / name} is not what {finished.folder} was trained on, so new runs could share no table with it; "
+                f"{path} is not what {finished.folder} was trained on, so new runs could share no table with it; "
                 "put it back, or choose another --out"
             )
 
