@@ -138,8 +138,9 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         status = FAILED if error.errno in REFUSED else WRONG
         message = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
-        a_file = "; a file is where a folder must be: choose another path"
-        return _say(message + a_file * isinstance(error, (NotADirectoryError, FileExistsError)), status, verbose)
+        if isinstance(error, (NotADirectoryError, FileExistsError)):
+            message += "; a file is where a folder must be: choose another path"
+        return _say(message, status, verbose)
     except Exception as error:
         return _say(_crash(error), FAILED, verbose, everywhere=True)
 
