@@ -5,9 +5,10 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
 import results_keeping
-from anchorlora.measurement.drift import ROUNDING
+from anchorlora.measurement.drift import rounding
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs/figures"
@@ -34,7 +35,7 @@ def test_a_projected_gradient_leaks_under_adamw_and_a_projected_displacement_doe
 def test_only_a_learned_anchor_with_a_free_b_shows_the_delta_b_term(drawn):
     free, fresh, frozen = ([term for _, term in each] for each in drawn[1].values())
     assert min(free) > 0.5, "most of the change, as the page says"
-    assert max(fresh) < 10 * ROUNDING
+    assert max(fresh) < 10 * rounding(torch.float32)
     assert set(frozen) == {0.0}
 
 
