@@ -97,6 +97,9 @@ def test_texts_of_answers_are_escaped_and_cut(taught):
     assert "x" * 299 + "…" in page
     assert "x" * 300 not in page
     assert "50 % like it" in page
+    assert "A percentage says" in page
+    answer.scores = (0.0, 1.0)
+    assert "A percentage says" not in render(verdict(taught), Evidence(answers=(part,)))
 
 
 @given(st.text(st.characters(exclude_characters="…"), max_size=400), st.integers(2, 100), st.booleans())

@@ -163,7 +163,7 @@ def judge_kept(comparison: Comparison, margin: Margin = DEFAULT_MARGIN) -> Judge
     if possible.nats > margin.nats:
         reasons.append(f"the loss may have risen by up to {possible.nats:.3f}, and {margin.nats:g} is allowed")
     if n < FEWEST and not reasons:
-        reasons.append(f"fewer than {FEWEST} held-out rows show no harm reliably")
+        reasons.append(f"fewer than {FEWEST} held-out rows cannot exclude a harm")
     needed = _rows_needed(comparison, possible, margin)
     reasons.append(f"about {needed:,} held-out rows would tell")
     return judged(f"cannot tell (n = {n})", "even", "; ".join(reasons), needed)
