@@ -271,6 +271,7 @@ def test_columns_of_other_names_and_unknown_ones(tokenizer, tmp_path):
         ("prompt=question,completion=nothing", "no column 'nothing'"),
         ("ask=question", "is not a known column"),
         ("prompt=question,prompt=reply", "names one column twice"),
+        ("prompt=question", r"line 1: prompt alone is no form of rows \(.*\); .*; it has: question, reply$"),
     ):
         with pytest.raises(InvalidValue, match=said):
             next(files(tmp_path, rows, columns=columns).examples("t", "train"))

@@ -27,7 +27,7 @@ from anchorlora import (
 )
 from anchorlora.adapters import activate, realized_weights
 from anchorlora.adapters.stack import HISTORY
-from anchorlora.errors import InvalidValue, ProtectionLost
+from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost
 from anchorlora.integrations.trainer import StepRecorderCallback
 from anchorlora.measurement import StepRecorder, WeightDirections
 from loops.cases import STAGES, STAGES_REFUSED, TRAINER, TRAINER_REFUSED
@@ -210,6 +210,11 @@ def test_a_checkpoint_that_was_trained_with_other_cores_is_refused(tmp_path):
             trainer.train()
     with pytest.raises(InvalidValue, match=r"trained with other cores: \|dA V\| at .*q_proj is .* began with"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    layer = next(iter(callback.anchor.layers))
+    layer.factor("A").data.fill_(torch.nan)
+    callback.starts = {f"{layer.name}.A": torch.zeros_like(layer.factor("A"))}
+    with pytest.raises(NotFinite, match=r"factor A at .*q_proj holds NaN"):
+        callback.begin(setting.model, torch.optim.AdamW(p for p in setting.model.parameters() if p.requires_grad))
 
 
 def old_losses(model):

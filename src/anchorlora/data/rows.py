@@ -14,7 +14,7 @@ from itertools import islice
 from numbers import Number
 from typing import Any
 
-from anchorlora.data.forms import FORMS, form_of, known_columns, list_columns, refuse_form
+from anchorlora.data.forms import FORMS, form_of, known_columns, known_forms, list_columns, refuse_form
 from anchorlora.data.forms.base import MARKS, Form, Row, is_learned, kind_of, number_of
 from anchorlora.data.samples import Sample
 from anchorlora.errors import InvalidValue
@@ -103,8 +103,14 @@ def _names(column: str | None) -> dict[str, str]:
 def _rename(row: Row, names: Mapping[str, str]) -> Row:
     """A row with the columns that are named; one that holds null is left out where the others are a form."""
     columns = {known: row.columns[called] for known, called in names.items() if row.columns.get(called) is not None}
-    if not all(called in row.columns for called in names.values()) or not any(form.fits(columns) for form in FORMS):
+    fits = any(form.fits(columns) for form in FORMS)
+    if not fits or not all(called in row.columns for called in names.values()):
         _there(row, names.values())
+    if not fits:
+        raise InvalidValue(
+            f"{row.place}: {' and '.join(names)} alone {'are' if len(names) > 1 else 'is'} no form of rows ({known_forms()}); name "
+            f"the other columns too; it has: {list_columns(row)}"
+        )
     return Row(row.place, columns)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from anchorlora.adapters import NOTHING, AdaptedLayer, Anchor
 from anchorlora.adapters.sharding import as_split, local
 from anchorlora.constraints import ActiveConstraint, Constraint, ProjectDisplacement, protect
+from anchorlora.constraints.checks import not_finite
 from anchorlora.constraints.created import constraints_for
 from anchorlora.constraints.protect import as_constraints
 from anchorlora.constraints.watch import CHECK_EVERY
@@ -89,6 +90,7 @@ class CallbackBase:
         if self.constraints is None:
             constraints = self.chosen = chosen or constraints_for(self.anchor)
         kept = starts and any("displacement" in getattr(constraint, "closes", ()) for constraint in constraints)
+        kept = kept and not_finite(self.anchor) is None  # else `protect` says so
         if kept and (moved := ProjectDisplacement("A").begin_task(self.anchor).violation()):
             raise InvalidValue(f"the checkpoint was trained with other cores: {moved}; give those that its training began with")
         self.active = self.stack.enter_context(protect(optimizer, self.anchor, constraints, **how))
