@@ -12,7 +12,8 @@ from anchorlora.pages.verdict import render
 from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
 from anchorlora.train.judge import DEFAULT_MARGIN, FEWEST, Comparison, Margin, judge_kept, judge_learned
-from anchorlora.train.verdict import Kept, Protection, Twin, Verdict, sentences
+from anchorlora.train.sentences import sentences
+from anchorlora.train.verdict import Kept, Protection, Twin, Verdict
 
 SHARES = st.floats(0, 1)
 LOSSES = st.floats(0, 8)

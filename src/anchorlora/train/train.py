@@ -33,6 +33,7 @@ from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, rows_te
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
 from anchorlora.train.kept import OWN_SHARE, count_kept, refuse_repeated
 from anchorlora.train.request import REQUEST, SELF, SkillRequest, earlier_sources, leaves_rows, refuse_early
+from anchorlora.train.sentences import with_sentences
 from anchorlora.train.verdict import Verdict, serving, verdict_of
 
 UNPROTECTED = "unprotected"
@@ -112,7 +113,7 @@ def _judge(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
         for name in then.keys() & later.keys():
             if [row["prompt_sha256"] for row in then[name]] != [row["prompt_sha256"] for row in later[name]]:
                 raise InvalidValue(f"{out}: {name} was tested on other examples before than after; begin again with another --out")
-    return verdict_of(
+    verdict = verdict_of(
         request,
         read_record(RunFolder(out).record_file),
         facts=stages.facts_in(folder),
@@ -124,6 +125,7 @@ def _judge(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
         rows=stages.rows_in(folder),
         budget=budget_in(folder),
     )
+    return with_sentences(verdict)
 
 
 @contextmanager
