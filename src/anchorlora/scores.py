@@ -137,6 +137,7 @@ class Scores:
 
 DRAWS = 2000
 LEAST_PAIRS = 6  # fewer have no 95 % interval, since all their signs are equal by chance in more than 5 %
+MOST_PROBES = 200  # held-out rows that something kept is measured on
 LIMIT = 5000
 
 

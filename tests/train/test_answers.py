@@ -142,7 +142,8 @@ LEARNED = judged("good", "learned")
         (judged("even", "learned a little"), [], ["--epochs 6"]),
         (judged("bad", "not learned"), [], ["--learning-rate 5e-05"]),
         (judged("even", "not learned", before=100.0), [], ["nothing to learn"]),
-        (judged("even", "cannot tell (n = 3)", rows_needed=90), [], ["about 90, with --test FILE"]),
+        (judged("even", "cannot tell (n = 3)", rows_needed=90), [], ["about 90, with --test FILE."]),
+        (judged("even", "cannot tell (n = 3)", rows_needed=260), [], ["about 260, with --test FILE --set test_limit=260."]),
         (
             judged("good", "learned"),
             [judged("bad", "worse", name="old", source="old.jsonl")],
@@ -160,11 +161,13 @@ LEARNED = judged("good", "learned")
                 judged("even", "cannot tell", rows_needed=20, name="self", source="self"),
                 judged("even", "cannot tell", rows_needed=72, name="old", source="old.jsonl"),
                 judged("even", "cannot tell", rows_needed=72, name="first", source="runs/first"),
+                judged("even", "cannot tell", rows_needed=201, name="many", source="many.jsonl"),
             ],
             [
                 "self: keep more of it (--self-texts 62)",
                 "old: keep more of it (360 rows in its",
                 "first: allow a larger drop, --margin",
+                "many: allow a larger drop, --margin POINTS; no more than 200",
             ],
         ),
     ],
@@ -175,9 +178,9 @@ def test_advice_is_given_only_where_something_went_wrong_and_names_options_that_
 
     found = {"name": "new", "adapter": "runs/new/adapter", "skill": skill, "kept": kept}
     if len(kept) > 1:
-        rows = {"self": ("kept", 40, 13), "old": ("kept", 30, 6), "first": ("measured", 20, 20)}
+        rows = {"self": ("kept", 40, 13), "old": ("kept", 30, 6), "first": ("measured", 20, 20), "many": ("kept", 900, 180)}
         found["rows"] = [{"name": name, "use": use, "read": read, "held_out": held} for name, (use, read, held) in rows.items()]
-    sentences = list(advice(found, Evidence(epochs=2, learning_rate=2e-4)))
+    sentences = list(advice(found, Evidence(epochs=2, learning_rate=2e-4, test_limit=200)))
     assert bool(sentences) is bool(words)
     assert all(word in " ".join(sentences) for word in words)
     known = {option for command in (train, export) for parameter in command.params for option in parameter.opts}

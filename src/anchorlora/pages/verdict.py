@@ -12,7 +12,7 @@ from typing import Any
 
 from anchorlora.pages.audit import percent
 from anchorlora.pages.html import escaping
-from anchorlora.scores import LEAST_PAIRS, metric_in_words
+from anchorlora.scores import LEAST_PAIRS, MOST_PROBES, metric_in_words
 from anchorlora.store.files import write_text
 from anchorlora.store.log import read_events
 from anchorlora.store.run_folder import RunFolder
@@ -29,6 +29,7 @@ class Evidence:
     losses: Sequence[tuple[int, float]] = ()  # optimizer step and the loss of its examples, per token
     epochs: int | None = None
     learning_rate: float | None = None
+    test_limit: int | None = None  # rows of a test file that are read
 
     @classmethod
     def of(cls, out: Path, answers: Sequence[Any]) -> Evidence:
@@ -36,8 +37,8 @@ class Evidence:
         run = RunFolder(out)
         events = read_events(run.log_file) if run.log_file.is_file() else []
         losses = [(e["step"], e["loss"]) for e in events if e.get("event") == "step" and isinstance(e.get("loss"), float)]
-        training = run.read_config().recipe.training
-        return cls(answers, losses, training.epochs, training.learning_rate)
+        recipe = run.read_config().recipe
+        return cls(answers, losses, recipe.training.epochs, recipe.training.learning_rate, recipe.tasks.test_limit)
 
 
 NOTHING = Evidence()
@@ -101,8 +102,9 @@ def advice(verdict: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
     skill, title = verdict["skill"], verdict.get("title") or verdict["name"]
     rate, epochs = evidence.learning_rate, evidence.epochs
     again = f"--epochs {3 * epochs} (it was {epochs}), or --learning-rate {2 * rate:g} (it was {rate:g})" if rate and epochs else ""
-    if skill["verdict"].startswith("cannot tell") and skill.get("rows_needed"):
-        yield f"{title}: test on more rows, about {skill['rows_needed']:,}, with --test FILE."
+    if skill["verdict"].startswith("cannot tell") and (needed := skill.get("rows_needed")):
+        read = f" --set test_limit={needed}" if evidence.test_limit and needed > evidence.test_limit else ""
+        yield f"{title}: test on more rows, about {needed:,}, with --test FILE{read}."
         if again:
             yield f"If its answers are not good enough yet, train longer or at a higher rate: {again}, with another --out."
     elif skill["metric"]["before"] >= 100 and skill["state"] != "good":
@@ -131,6 +133,8 @@ def _more_rows(kept: Mapping[str, Any], counts: Mapping[str, Any]) -> str:
     """How to tell whether something was kept: by more rows of it, in all as many as are then held out, or by a larger margin."""
     if counts.get("use") == "measured":
         return "allow a larger drop, --margin POINTS; its held-out rows are those that an earlier run left."
+    if kept["rows_needed"] > MOST_PROBES:
+        return f"allow a larger drop, --margin POINTS; no more than {MOST_PROBES} of its rows are ever held out."
     share = counts["read"] / counts["held_out"] if counts.get("held_out") else None
     rows = "N" if share is None else f"{math.ceil(kept['rows_needed'] * share)}"
     more = f"--self-texts {rows}" if kept["source"] == "self" else f"{rows} rows in its file, of which a part is held out"

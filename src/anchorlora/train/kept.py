@@ -20,6 +20,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.features import read_cores, write_cores
 from anchorlora.features.files import first_layers, read_origin, read_tensors
 from anchorlora.geometry import JoinedCore, LayerCore, in_float32
+from anchorlora.scores import MOST_PROBES
 from anchorlora.store.files import load_yaml
 from anchorlora.store.json import Unreadable, checked, loads, read_file, read_json, text_of
 from anchorlora.store.run_folder import SKILL, RunFolder
@@ -30,7 +31,6 @@ from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, UNREAD, name
 PROBES, ENERGIES, CAPACITY = "probes", "energies.safetensors", "capacity.json"
 ROWS = "rows.json"  # how many rows of each source of text are learned, kept, cut and left out
 MOST_ROWS = 10_000  # of a kept file, which cores are made from
-MOST_PROBES = 200  # held-out rows of one kept source
 SHARE = 5  # every fifth row of what is kept is held out to measure
 OWN_SHARE = 3  # of what the model writes, which takes time, every third
 

@@ -57,6 +57,7 @@ from anchorlora.models.session import Session
 from anchorlora.recipes.standard import default_recipe
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.sizes import needs_checkpointing
+from anchorlora.scores import MOST_PROBES
 from anchorlora.store.files import link, write_lines, write_text
 from anchorlora.store.json import read_file
 from anchorlora.store.predictions import read_predictions
@@ -257,7 +258,7 @@ def after(teaching: Teaching, recipe: Recipe, *, left: bool) -> None:
             own = islice(source.rows_of(request.name, "train"), method.rehearsal.memory)
             write_lines(temporary / OLD_TEXT, [*kept.rows_of_file(earlier / OLD_TEXT), *map(row_of, own)])
         (temporary / kept.PROBES).mkdir()
-        tests = islice(source.rows_of(request.name, "test"), kept.MOST_PROBES)
+        tests = islice(source.rows_of(request.name, "test"), MOST_PROBES)
         write_lines(temporary / kept.PROBES / f"{request.name}.jsonl", map(row_of, tests))
 
 
