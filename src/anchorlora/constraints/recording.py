@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anchorlora.geometry import GrowingRows
 
 Rows = dict[str, tuple["Tensor", "Tensor"]]
+ENTRIES = 1 << 22  # of logits that are in float64 at once
 NO_LOGITS = "AnswerSensitivity draws answers from the model's logits"
 
 
@@ -29,13 +30,17 @@ def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[tuple
     draw = torch.Generator().manual_seed(seed)
     with record_examples(anchor, "AnswerSensitivity") as seen, torch.enable_grad():
         for losses in losses_together(anchor, examples):
-            logits = seen.logits
-            if logits is None or not logits.requires_grad:
-                raise InvalidType(f"{NO_LOGITS}: the model returned none with a gradient")
-            (of_losses,) = torch.autograd.grad(losses.sum(), logits, allow_unused=True)
-            if of_losses is None:
-                raise InvalidType(f"{NO_LOGITS}: the loss does not depend on them")
-            yield len(losses), seen.rows(_of_drawn_answers(logits.detach(), of_losses, draw))
+            yield len(losses), _rows_of_drawn(seen, losses, draw)
+
+
+def _rows_of_drawn(seen: ExampleRecord, losses: Tensor, draw: Any) -> Rows:
+    logits = seen.logits
+    if logits is None or not logits.requires_grad:
+        raise InvalidType(f"{NO_LOGITS}: the model returned none with a gradient")
+    (of_losses,) = torch.autograd.grad(losses.sum(), logits, allow_unused=True)
+    if of_losses is None:
+        raise InvalidType(f"{NO_LOGITS}: the loss does not depend on them")
+    return seen.rows(_of_drawn_answers(logits.detach(), of_losses, draw))
 
 
 def inputs_read(anchor: Anchor, examples: int, who: str, read: Callable[[str, Tensor], Tensor]) -> dict[str, GrowingRows]:
@@ -71,20 +76,24 @@ def losses_summed(anchor: Anchor, examples: int) -> Iterator[Tensor]:
 
 
 def _of_drawn_answers(logits: Tensor, toward: Tensor, draw: Any) -> Tensor:
-    """The gradient of sum log p(drawn answer) by the logits, at tokens whose logits the loss depends on, one draw each."""
-    flat, loss_gradient = logits.reshape(-1, logits.shape[-1]), toward.reshape(-1, logits.shape[-1]).float()
-    sizes = loss_gradient.abs().sum(1)
+    """The gradient of sum log p(drawn answer) by the logits, at tokens whose logits the loss depends on, one draw each.
+
+    It takes the place of the loss's own, `toward`: a vocabulary is wide.
+    """
+    flat, gradient = logits.reshape(-1, logits.shape[-1]), toward.contiguous().view(-1, logits.shape[-1])
+    some = max(1, ENTRIES // flat.shape[1])  # tokens at a time
+    sizes = torch.cat([part.float().abs().sum(1) for part in gradient.split(some)])
     places = sizes.nonzero().flatten()
-    strongest = loss_gradient[sizes.argmax()]
+    strongest = gradient[sizes.argmax()].float()
     if len(places) and (int((strongest < 0).sum()) != 1 or float(strongest.sum().abs()) > 0.02 * float(sizes.max())):
         raise InvalidType(f"{NO_LOGITS}: the loss is no cross-entropy of them")  # whose gradient is p - 1 for the right token
-    p = flat[places].float().softmax(-1)
-    gradient = torch.zeros_like(flat)
-    if len(places):
+    shares = torch.rand(len(places), 1, generator=draw, dtype=torch.float64)
+    for at, share in zip(places.split(some), shares.split(some), strict=True):
+        p = flat[at].float().softmax(-1)
         total = in_float64(p).cumsum(1)
-        chosen = torch.rand(len(places), 1, generator=draw, dtype=torch.float64).to(total.device) * total[:, -1:]
+        chosen = share.to(total.device) * total[:, -1:]
         drawn = torch.searchsorted(total, chosen, right=True).clamp(max=p.shape[1] - 1).to(p.device)
-        gradient[places] = (-p).scatter_add(1, drawn, torch.ones_like(drawn, dtype=p.dtype)).to(gradient.dtype)
+        gradient[at] = (-p).scatter_add(1, drawn, torch.ones_like(drawn, dtype=p.dtype)).to(gradient.dtype)
     return gradient.reshape(logits.shape)
 
 
