@@ -7,8 +7,9 @@ one. Leaf names are unique, so `--set rank=16` needs no path.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
+from operator import eq
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -343,10 +344,10 @@ def leaves(part: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{path}{name}", value
 
 
-def differences(ours: BaseModel, theirs: BaseModel) -> list[str]:
+def differences(ours: BaseModel, theirs: BaseModel, same: Callable[[Any, Any], bool] = eq) -> list[str]:
     """Return the fields in which two configurations differ."""
     other = dict(leaves(theirs))
-    return [f"{path}: {value!r} -> {other[path]!r}" for path, value in leaves(ours) if value != other[path]]
+    return [f"{path}: {value!r} -> {other[path]!r}" for path, value in leaves(ours) if not same(value, other[path])]
 
 
 def explained(error: ValidationError, where: str) -> InvalidValue:

@@ -506,6 +506,26 @@ def test_scores_of_other_prompts_than_before_are_refused_in_one_line(stopped, da
     refused(command(data, out), capsys, "reviews was tested on other examples before than after")
 
 
+def test_a_stopped_skill_goes_on_from_another_folder_and_where_it_was_moved(finished, data, tmp_path, monkeypatch):
+    real = module.run_sequence
+
+    def interrupted(*args, **named):
+        real(*args, **named)
+        if named["out"].name == module.UNPROTECTED:
+            raise Interrupted("enough")
+
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "run_sequence", interrupted)
+        assert main(command(data, "out", "--compare")) == 75
+    shutil.copytree("out", "moved")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for out in (Path("../out"), tmp_path / "moved"):
+        assert main(command(data, out, "--compare")) == 0
+        assert left(out) == left(finished)
+
+
 def started(words):
     return subprocess.Popen([sys.executable, "-m", "anchorlora", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

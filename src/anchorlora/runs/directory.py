@@ -40,6 +40,7 @@ from anchorlora.store.run_folder import (
     CORES_FILE,
     LEFT_OVER,
     PREDICTIONS_FILE,
+    SKILL,
     TASK_FILES,
     TRACE_FILE,
     TRACKERS,
@@ -91,11 +92,17 @@ class RunDirectory(RunFolder):
 
     def refuse_another(self, config: RunConfig) -> None:
         """Check that a run that has begun here is the one that is asked for."""
-        if changed := differences(self.read_config(), config):
+        if changed := differences(self.read_config(), config, self._same):
             raise InvalidValue(
                 f"{self.config_file} belongs to another configuration ({'; '.join(changed[:3])}"
                 f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
             )
+
+    def _same(self, was: Any, now: Any) -> bool:
+        root = Path(os.path.abspath(self.root))  # files that `train` keeps in skill/ may have been moved with the directory
+        skills = [folder for folder in (root / SKILL, root.parent) if folder.name == SKILL]  # the twin's directory is in skill/
+        skill = next((folder for folder in skills if str(now).startswith(f"{folder}{os.sep}")), None)
+        return was == now if skill is None else str(was).endswith(str(now).removeprefix(str(skill.parent)))
 
     def finished_tasks(self, order: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> list[SavedResult]:
         """Read the results of the finished tasks, up to the first whose files are not what was written."""

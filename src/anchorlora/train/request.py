@@ -134,7 +134,7 @@ class SkillRequest(Settings):
 
     def recipe(self, folder: Path, method: Method, facts: Mapping[str, Any]) -> Recipe:
         """Return the recipe of the run, for the modules that `facts` of `before/` name, of the old adapter's rank if it trains."""
-        checkpointing, targets = facts["checkpointing"], facts["targets"]
+        checkpointing, targets, folder = facts["checkpointing"], facts["targets"], Path(os.path.abspath(folder))
         recipe = default_recipe().changed({"data": str(folder / "tasks.yaml"), "gradient_checkpointing": checkpointing})
         adapter = recipe.adapter.model_copy(update={"targets": targets if isinstance(targets, str) else tuple(targets)})
         rank = None
