@@ -10,9 +10,11 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from anchorlora.cli.app import main
 from anchorlora.store import tensors as adapter_files
+from anchorlora.store.files import new_folder
 from audited import full_weights, write_weights
 from faults.runs import assert_same, command
 from faults.test_kills import standing
@@ -189,6 +191,22 @@ def test_a_limit_that_the_system_enforces_is_the_same(limit, recipe, whole, tmp_
     assert not temporaries(out)
     assert said_by(recipe, out)[0] == 0
     assert_same(out, whole[0])
+
+
+@pytest.mark.parametrize("kind", [Exception, SafetensorError])
+def test_a_write_that_a_library_refuses_in_words_alone_is_the_systems_own_error(kind, tmp_path):
+    with pytest.raises(OSError, match=str(tmp_path / "out")) as raised, new_folder(tmp_path / "out"):
+        raise kind("Error while serializing: I/O error: No space left on device (os error 28)")  # tokenizers, safetensors
+    assert raised.value.errno == errno.ENOSPC
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_merged_export_that_the_system_cuts_is_a_failure(whole, tmp_path):
+    words = [sys.executable, "-c", LIMITED.format(limit=40000), "export", str(whole[0]), "--form", "merged", "--out"]
+    done = subprocess.run([*words, str(tmp_path / "made")], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("error: File too large: ")
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_request_that_cannot_be_read_stays_a_wrong_request(tmp_path, capsys):

@@ -6,6 +6,7 @@ import errno
 import glob
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -84,6 +85,13 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+    except Exception as error:
+        raise (refused_in_words(error, path) or error) from None
+
+
+def refused_in_words(error: Exception, path: Path) -> OSError | None:  # as tokenizers and safetensors, in Rust, report it
+    number = None if isinstance(error, OSError) else re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else None
 
 
 def write_lines(path: Path, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> None:
@@ -128,6 +136,10 @@ def new_folder(path: Path, *, check: Callable[[], None] = lambda: None) -> Itera
         shutil.rmtree(path, ignore_errors=True)
         temporary.rename(path)
         flush_entries(path.parent)
+    except Exception as error:
+        if refused := refused_in_words(error, path):
+            raise refused from None
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

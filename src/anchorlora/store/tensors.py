@@ -6,8 +6,6 @@ index, read one tensor at a time.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.paths import nearest
+from anchorlora.store.files import naming
 from anchorlora.store.json import checked, converting, load
 
 # besides its own error, the library raises these for kinds of numbers that it or torch does not know
@@ -43,12 +42,8 @@ def opened_tensors(path: Path) -> Iterator[Any]:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file of finite numbers."""
     refuse_not_finite(tensors, where=path)
-    try:
+    with naming(path):
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, metadata=metadata)
-    except SafetensorError as error:
-        if (refused := re.search(r"os error (\d+)", str(error))) is None:
-            raise
-        raise OSError(int(refused[1]), os.strerror(int(refused[1])), str(path)) from None
 
 
 def refuse_not_finite(tensors: Mapping[str, Tensor], *, where: Path) -> None:
