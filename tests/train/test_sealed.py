@@ -346,6 +346,12 @@ def test_what_is_refused_leaves_no_folder_that_was_not_there(data, tmp_path, cap
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_rank_that_the_fold_would_cut_is_refused_with_a_way_out(data, tmp_path, capsys):
+    asked = command(data, tmp_path / "out", "--rank", "128", "--dry-run")
+    refused(asked, capsys, "--rank 128: fold-64 folds what it learns into an adapter of rank 64", "--set FoldedPerTask.rank=128")
+    assert main([*asked, "--set", "FoldedPerTask.rank=128"]) == 0
+
+
 def test_a_method_that_would_be_plain_lora_is_refused(data, tmp_path, capsys):
     refused(command(data, tmp_path / "out", "--method", "lwf"), capsys, "plain LoRA", "--keep FILE")
 

@@ -21,6 +21,7 @@ from anchorlora.data.sources import TextTaskSettings
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import one_scale
 from anchorlora.methods import METHODS, Method
+from anchorlora.methods.folded import FoldedPerTask
 from anchorlora.methods.gated import GatedPerTask
 from anchorlora.methods.merged import MergedPerTask
 from anchorlora.models.hub import is_path
@@ -214,6 +215,13 @@ def refuse_early(request: SkillRequest, method: Method) -> None:
     """Refuse, before the model is loaded, what would otherwise fail only afterwards."""
     if request.budget is not None:
         _refuse_nonlinear(request, method)
+    rank, plan = request.asked.adapter.rank, method.plan
+    named = {"rank", "adapter.rank"} & set(request.settings) and not request.same_size
+    if named and isinstance(plan, FoldedPerTask) and plan.cuts(rank):
+        raise InvalidValue(
+            f"--rank {rank}: {method.name} folds what it learns into an adapter of rank {plan.rank} and would cut the rest; "
+            f"add --set {type(plan).__name__}.rank={rank}, or ask for at most {plan.rank}"
+        )
     skills = earlier_skills(request)
     for asked, left, needs, lacks in (
         (reads_cores(method), CORES, "protects directions that layers read", "leaves none"),
