@@ -23,6 +23,7 @@ from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import Interrupted, InvalidValue
 from anchorlora.methods import METHODS
+from anchorlora.models.load import load_base_model
 from anchorlora.models.trust import refuse_foreign
 from anchorlora.store.files import load_yaml, write_text
 from anchorlora.store.lock import Lease
@@ -344,6 +345,24 @@ def test_a_field_that_the_request_has_already_is_refused_in_set(setting, instead
 def test_what_is_refused_leaves_no_folder_that_was_not_there(data, tmp_path, capsys):
     refused(command({**data, "news": str(tmp_path / "none.jsonl")}, tmp_path / "runs/new"), capsys, "there is no file")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_token_that_only_the_tokenizer_has_is_named_with_its_row_and_pads_nothing(data, tmp_path, capsys):
+    model, news = shutil.copytree(data["model"], tmp_path / "model"), rows("news", "train", 20)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"pad_token": "<|new|>"})
+    tokenizer.save_pretrained(model)
+    news[3]["prompt"] = "<|new|> " + news[3]["prompt"]
+    file = written(tmp_path / "news.jsonl", news)
+    said = f"{file}, line 4: the token '<|new|>' has number {len(tokenizer) - 1}, and the model has {len(tokenizer) - 1} tokens"
+    refused(command({**data, "model": str(model), "news": file}, tmp_path / "out"), capsys, said)
+    assert not (tmp_path / "out").exists()
+    tasks = tmp_path / "tasks.yaml"
+    tasks.write_text(f"tasks: {{news: {{train: {file}}}}}")
+    words = ["run", "standard-cl", "--method", "seq-lora", "--model", str(model), "--data", str(tasks)]
+    refused([*words, "--out", str(tmp_path / "run")], capsys, said)
+    loaded = load_base_model(BaseModelSettings(model=str(model)))
+    assert loaded.model.generation_config.pad_token_id == loaded.tokenizer.pad_token_id == tokenizer.eos_token_id
 
 
 def test_a_rank_that_the_fold_would_cut_is_refused_with_a_way_out(data, tmp_path, capsys):

@@ -26,7 +26,7 @@ from anchorlora.features import read_cores
 from anchorlora.features.files import read_tensors
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.methods import Method
-from anchorlora.models.load import LoadedModel, ends_of
+from anchorlora.models.load import LoadedModel, ends_of, size_in
 from anchorlora.models.packing import unpackable
 from anchorlora.processes import ALONE, Processes, accelerator_on
 
@@ -108,7 +108,12 @@ class RunInputs:
                     "set backend=transformers"
                 )
             served = Served(base_model, quantized=recipe.base_model.quantized, processes=processes)
-        encoder = Encoder(base_model.tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(base_model.model))
+        encoder = Encoder(
+            base_model.tokenizer,
+            max_tokens=recipe.training.max_tokens,
+            ends=ends_of(base_model.model),
+            size=size_in(base_model.model.config),
+        )
         data = TaskData.of(source, encoder, recipe.tasks, order, seed, recipe.start.old_text, tell=tell)
         settings = dict(recipe.adapter)
         if old_factors:

@@ -9,7 +9,7 @@ passage, never the answer cue or the label; room is kept for the longest label, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -125,6 +125,7 @@ class Task:
                 text = self._shortened(encoder, example.sentence, room)
                 ids = encoder.prompt(text)
             answer = answers.get(example.label) or encoder.answer(example.label)
+            encoder.refuse_outside([*ids, *answer], self.name)
             yield Encoded(example, text, ids, answer, cut)
 
 
@@ -134,13 +135,22 @@ class Encoder:
     `end` ends an answer that is not a chat's. A server stops at each of `stops`: `end`, `ends`, and what the chat template writes.
     """
 
-    def __init__(self, tokenizer: Any, *, max_tokens: int, ends: Iterable[int] = ()) -> None:
+    def __init__(self, tokenizer: Any, *, max_tokens: int, ends: Iterable[int] = (), size: int | None = None) -> None:
         if not is_unicode(tokenizer.eos_token or ""):
             raise InvalidValue("the tokenizer ends text with characters that are not Unicode text; fetch the tokenizer again")
         if tokenizer.eos_token_id is None:
             raise InvalidValue("this tokenizer has no end-of-sequence token, and answers must end with it; set eos_token")
         self.tokenizer, self.max_tokens, self.end = tokenizer, max_tokens, int(tokenizer.eos_token_id)
-        self.stops = stop_ids(tokenizer, ends)
+        self.stops, self.size = stop_ids(tokenizer, ends), size  # how many tokens the model has
+
+    def refuse_outside(self, ids: Sequence[int], location: str) -> None:
+        """Refuse a token that the model does not have, as after adding tokens to a tokenizer alone."""
+        if self.size is not None and (last := max(ids, default=0)) >= self.size:
+            token = self.tokenizer.convert_ids_to_tokens(last)
+            raise InvalidValue(
+                f"{location}: the token {token!r} has number {last}, and the model has {self.size} tokens; give the tokenizer that "
+                "belongs to it, or enlarge the model (resize_token_embeddings) and save it"
+            )
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -57,6 +57,12 @@ class TextTask:
 
 def turn_of(example: Example, encoder: Encoder) -> Turn:
     """Return an example as tokens, whole; a prompt has at least one."""
+    turn = _turn_of(example, encoder)
+    encoder.refuse_outside(turn.prompt + turn.answer, example.place)
+    return turn
+
+
+def _turn_of(example: Example, encoder: Encoder) -> Turn:
     tokenizer = encoder.tokenizer
     if example.ids is not None:
         prompt, answer = example.ids
@@ -155,9 +161,9 @@ def shortened(turn: Turn, room: int) -> tuple[int, ...]:
     return turn.prompt[:head] + turn.prompt[len(turn.prompt) - (room - head) :]
 
 
-def token_ids(samples: Iterable[Sample], tokenizer: Any, *, max_tokens: int, ends: Iterable[int] = ()) -> Iterator[list[int]]:
+def token_ids(samples: Iterable[Sample], tokenizer: Any, *, max_tokens: int, **of_model: Any) -> Iterator[list[int]]:
     """Yield the tokens of samples: those that training on them reads, the turns of a chat in one sequence where they are one."""
-    encoder = Encoder(tokenizer, max_tokens=max_tokens, ends=ends)
+    encoder = Encoder(tokenizer, max_tokens=max_tokens, **of_model)
     for sample in samples:
         sequences: list[tuple[int, ...]] = []
         for example in examples_of([sample]):

@@ -30,7 +30,7 @@ from anchorlora.features.files import write_cores
 from anchorlora.features.layout import pack
 from anchorlora.features.store import FeatureStore, LayerCore
 from anchorlora.geometry import Subspace
-from anchorlora.models.load import ends_of
+from anchorlora.models.load import ends_of, size_in
 from anchorlora.models.own_text import OWN_TOKENS, own_text
 from anchorlora.models.packing import packed, unpackable
 from anchorlora.models.session import Session
@@ -219,7 +219,8 @@ def _read(
 
     def sequences() -> Iterator[list[int]]:
         """The tokens of every text."""
-        return token_ids(samples, tokenizer, max_tokens=rule.max_tokens, ends=ends_of(adapted))
+        of_model = {"ends": ends_of(adapted), "size": size_in(getattr(adapted, "config", None))}
+        return token_ids(samples, tokenizer, max_tokens=rule.max_tokens, **of_model)
 
     store, experts = FeatureStore(rule.rows, spread=False), any(map(EXPERT.search, lora_layers(adapted)))
     if experts and not rule.spread:  # which tokens an expert reads is not known before

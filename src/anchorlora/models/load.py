@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -84,9 +85,12 @@ def load_base_model(settings: BaseModelSettings, *, adapter: Path | None = None)
     tokenizer = of_adapter(tokenizer, adapter, settings)
     with reading(cannot_be_loaded(settings.model)):
         tokenizer.padding_side = "left"
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        if (tokenizer.pad_token_id or 0) >= (size_in(config) or sys.maxsize):  # it was added to the tokenizer alone
+            tokenizer.pad_token = tokenizer.eos_token
         # the model's own generation settings (sampling, penalties) would otherwise fill in what we leave open
-        model.generation_config = GenerationConfig(do_sample=False, eos_token_id=stops_of(model, tokenizer), pad_token_id=pad)
+        model.generation_config = GenerationConfig(
+            do_sample=False, eos_token_id=stops_of(model, tokenizer), pad_token_id=pad_of(tokenizer)
+        )
         model.eval()
         if not how and not sharding():  # bitsandbytes has put its weights where they belong, and FSDP will
             model.to(device)
@@ -128,6 +132,17 @@ def configured_ends(settings: BaseModelSettings, *, folder: Path | None = None) 
         except OSError:  # there is none: transformers takes the model's configuration
             configuration = GenerationConfig.from_model_config(_config(settings, origin, _commit(settings, origin)))
     return ends_of(SimpleNamespace(generation_config=configuration))
+
+
+def size_of(settings: BaseModelSettings) -> int | None:
+    """Return how many tokens a model has, as its configuration says."""
+    origin = _origin(settings)
+    return size_in(_config(settings, origin, _commit(settings, origin)))
+
+
+def size_in(config: Any) -> int | None:
+    """Return how many tokens a model of a configuration has; None where it does not say."""
+    return getattr(config.get_text_config(), "vocab_size", None) if isinstance(config, PretrainedConfig) else None
 
 
 def pad_of(tokenizer: Any) -> int:
