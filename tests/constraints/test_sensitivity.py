@@ -183,6 +183,11 @@ def test_hooks_modes_and_gradients_are_as_before(stack):
         (None, ValueError, r"needs losses of single examples of the task; pass losses= to Anchor\.of"),
         (lambda model: lambda count: iter(()), ValueError, "losses of the anchor gave none"),
         (lambda model: iter(()), TypeError, "losses is a .*; give a function of a count n"),
+        (lambda model: lambda count: list(losses_of(model, texts(3))(count)), TypeError, "returned a list; yield the loss of one"),
+        (lambda model: lambda count: print(count), TypeError, "returned a NoneType; yield the loss of one"),
+        (lambda model: lambda count: iter([1.0]), TypeError, "gave 1.0; yield the loss of one example, a number with its graph"),
+        (lambda model: lambda count: (x.detach() for x in losses_of(model, texts(3))(count)), TypeError, "with its graph"),
+        (lambda model: lambda count: (x * torch.ones(2) for x in losses_of(model, texts(3))(count)), TypeError, "of one example"),
         (
             lambda model: lambda count: (model(input_ids=texts(1)).logits.square().mean() for _ in range(1)),
             TypeError,

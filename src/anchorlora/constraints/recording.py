@@ -49,7 +49,7 @@ def inputs_read(anchor: Anchor, examples: int, who: str, read: Callable[[str, Te
 
     rows: dict[str, GrowingRows] = {}
     with record_examples(anchor, who) as seen, torch.no_grad():
-        for _ in anchor.losses(examples):  # type: ignore[misc]  # `record_examples` refuses None
+        for _ in _losses(anchor, examples):
             for name, x in seen.inputs().items():
                 rows.setdefault(name, GrowingRows(device=x.device)).add(read(name, x).float().cpu())
     refuse_none(who, rows)
@@ -65,8 +65,18 @@ def refuse_none(who: str, examples: Any) -> None:
 def losses_together(anchor: Anchor, examples: int) -> Iterator[Tensor]:
     """Yield the losses of examples, (n,) of n that are run together; one by one unless `anchor.losses` has `together`."""
     if (several := getattr(anchor.losses, "together", None)) is None:
-        return (loss.reshape(1) for loss in anchor.losses(examples))  # type: ignore[misc]  # `record_examples` refuses None
+        return (loss.reshape(1) for loss in _losses(anchor, examples))
     return iter(several(examples))
+
+
+def _losses(anchor: Anchor, examples: int) -> Iterator[Tensor]:
+    losses: Any = anchor.losses(examples)  # type: ignore[misc]  # `record_examples` refuses None
+    if not isinstance(losses, Iterator):  # a list: what its examples read is gone but for the last one
+        raise InvalidType(f"losses of the anchor returned a {type(losses).__name__}; yield the loss of one example after the other")
+    for loss in losses:
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (torch.is_grad_enabled() and not loss.requires_grad):
+            raise InvalidType(f"losses of the anchor gave {loss!r:.60}; yield the loss of one example, a number with its graph")
+        yield loss
 
 
 def losses_summed(anchor: Anchor, examples: int) -> Iterator[Tensor]:
