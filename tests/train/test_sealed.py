@@ -547,7 +547,9 @@ def test_a_stopped_skill_goes_on_from_another_folder_and_where_it_was_moved(fini
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     for out in (Path("../out"), tmp_path / "moved"):
+        torch.set_num_threads(2)  # as OMP_NUM_THREADS of another shell
         assert main(command(data, out, "--compare")) == 0
+        assert torch.get_num_threads() == 1
         assert left(out) == left(finished)
 
 

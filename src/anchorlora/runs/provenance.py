@@ -49,16 +49,20 @@ class Provenance:
         """Check, before anything is read, that files, versions and device are what they were when the run began."""
         self.compare_config()
         self._compare_software(device_of(recipe.base_model), allow_inexact)
+        self.take_threads()
         known = self._known()
-        threads = known.get(THREADS) or ""
-        if threads.isdecimal() and 0 < int(threads[:6]) <= MOST_THREADS:
-            torch.set_num_threads(int(threads[:6]))
         places = {MODEL: _place(recipe.base_model.model, "base_model"), DATA: _place(recipe.tasks.data, "data")}
         for name, was in known.items():
             part, _, rest = name.partition("/")
             path = _file(places[part], rest, of_data=part == DATA) if rest and part in places else None
             if path is not None:
                 self._refuse(path, was, _hash(path))
+
+    def take_threads(self) -> None:
+        """Compute with as many threads as when the run began, if it has."""
+        threads = self._known().get(THREADS) or ""
+        if threads.isdecimal() and 0 < int(threads[:6]) <= MOST_THREADS:
+            torch.set_num_threads(int(threads[:6]))
 
     def _compare_software(self, device: torch.device, allow_inexact: bool) -> None:
         known, now = self._known(), computing(device)

@@ -65,6 +65,7 @@ def train_skill(
         if RunFolder(out).is_taught:  # another process has finished it meanwhile
             sealed.refuse_others(request, out)
             return _read_verdict(request, out, margin)
+        RunDirectory(out).provenance.take_threads()
         method, files = request.method_in(methods), stages.files_of(request)
         teaching = stages.Teaching(request, out, method, _session(request), files, say, callbacks)
         _teach(teaching, lease, stop=stop, execution=execution or {})
