@@ -5,7 +5,7 @@ import json
 from importlib import util
 
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +46,18 @@ def test_chats_keep_their_messages_in_parquet_and_saved_datasets(tmp_path):
     dataset.save_to_disk(str(tmp_path / "saved"))
     for data in (tmp_path / "a.parquet", tmp_path / "saved", dataset):
         assert contents(data) == [tuple(chat)]
+
+
+def test_a_class_of_a_dataset_is_read_by_its_name(tmp_path):
+    rows = Dataset.from_dict({"text": ["fine", "bad", "what?"], "label": [1, 0, -1]})
+    dataset = rows.cast_column("label", ClassLabel(names=["no", "yes"]))
+    dataset.to_parquet(str(tmp_path / "a.parquet"))
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    for data in (tmp_path / "a.parquet", tmp_path / "saved", dataset):
+        samples = read_samples(data, column="prompt=text,completion=label", limit=2)
+        assert [sample.turns() for sample in samples] == [[("fine", "yes")], [("bad", "no")]]
+        with pytest.raises(InvalidValue, match="completion must be text"):
+            read_samples(data, column="prompt=text,completion=label")
 
 
 def test_keys_that_arrow_adds_to_calls_and_tools_are_not_read(tmp_path):

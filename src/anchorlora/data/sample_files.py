@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def read_samples(
     if isinstance(data, Mapping):
         raise InvalidValue(f"data has several parts ({', '.join(map(str, data))}); give the rows of one of them")
     if not isinstance(data, (str, Path)):
-        rows = map(_without_nulls, data) if hasattr(data, "features") else data  # a data set of `datasets`, or rows alone
+        rows = map(_as_written, data, repeat(data.features)) if hasattr(data, "features") else data  # of `datasets`, or rows alone
         return samples_of(_number_rows("data", rows), source="data", column=column, limit=limit)
     return list(samples_in(str(data), column=column, limit=limit))
 
@@ -192,15 +193,15 @@ def _foreign(path: Path | str, opened: Any, *, remedy: str = f"data is {KINDS}")
         rows = opened()
         if not isinstance(rows, Mapping):
             for number, row in enumerate(rows, 1):
-                yield f"{path}, row {number}", _without_nulls(row)
+                yield f"{path}, row {number}", _as_written(row, rows.features)
             return
     except Exception as error:
         raise InvalidValue(f"{path}: not readable after row {number}: {message_of(error):.200}; {remedy}") from None
     raise InvalidValue(f"{path} holds several splits ({', '.join(rows)}); give one of them, as {path}/{next(iter(rows), 'train')}")
 
 
-def _without_nulls(row: Any) -> Any:
-    """A row without the keys that Arrow adds to the objects of a list, which it gives all keys of all of them."""
+def _as_written(row: Any, features: Any) -> Any:
+    """A row with the names of classes, and without the keys that Arrow adds to the objects of a list, one of which has them."""
 
     def kept(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -209,7 +210,9 @@ def _without_nulls(row: Any) -> Any:
 
     if not isinstance(row, Mapping):
         return row
-    return {name: kept(value) if isinstance(value, list) else value for name, value in row.items()}
+    classes = {name: feature.names for name, feature in (features or {}).items() if hasattr(feature, "int2str")}
+    named = {name: classes[name][row[name]] for name in classes if row.get(name) in range(len(classes[name]))}  # -1: none
+    return {name: kept(value) if isinstance(value, list) else value for name, value in row.items()} | named
 
 
 def _library(path: Path | str) -> Any:
