@@ -124,7 +124,18 @@ def test_a_finished_one_called_again_trains_nothing_and_says_so_in_one_line(taug
     said = capsys.readouterr()
     assert f"\nfinished before, nothing was trained; record: {taught}/record.json\n" in said.out
     assert "training" not in said.err
+    assert "changed" not in said.err
     assert (taught / "record.json").read_bytes() == record
+    kept = Path(data["reviews"])
+    before = kept.read_bytes()
+    try:
+        kept.write_bytes(before + before.partition(b"\n")[0] + b"\n")
+        assert main([*command, *FEW, *EXACT]) == 0
+        assert f"{kept} was changed since, and this is the verdict on what it held" in " ".join(capsys.readouterr().err.split())
+        kept.unlink()
+        assert main([*command, *FEW, *EXACT]) == 0, "what is gone is not missed"
+    finally:
+        kept.write_bytes(before)
 
 
 def test_the_margin_of_a_finished_one_can_be_set(taught, data, capsys):

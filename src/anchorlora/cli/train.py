@@ -128,6 +128,7 @@ def train(
     from anchorlora.train.answers import answers_of
     from anchorlora.train.judge import Margin
     from anchorlora.train.request import SETTING_OPTIONS, skill_request
+    from anchorlora.train.sealed import changed_since
     from anchorlora.train.train import price_skill, train_skill
 
     fields, numbers = settings_of(settings)
@@ -172,6 +173,8 @@ def train(
             execution=vars(execution),
             margin=Margin(points=margin),
         ).as_dict()
+    for file in changed_since(request, to) if already else ():
+        err.print(f"{file} was changed since, and this is the verdict on what it held; to train on it, choose another --out")
     answers = answers_of(to, verdict)
     evidence = Evidence.of(to, answers)
     try:

@@ -188,7 +188,13 @@ def _hashes(request: SkillRequest) -> dict[str, str]:
     return hashes | ({str(base.model): commit} if commit else {})
 
 
-def _files(request: SkillRequest) -> Iterator[Path]:
+def changed_since(request: SkillRequest, out: Path) -> list[Path]:
+    """Return the files of a finished skill's text that are there and are not what it was trained on."""
+    known = read_sealed(out / SKILL / INPUTS, dict[str, str])
+    return [file for file in _texts(request) if file.is_file() and known.get(str(file)) != sha256(file)]
+
+
+def _texts(request: SkillRequest) -> Iterator[Path]:
     for source in (request.data, request.test, *request.keep, request.after):
         if source is None or source == SELF:
             continue
@@ -199,6 +205,10 @@ def _files(request: SkillRequest) -> Iterator[Path]:
             yield from sorted(file for file in path.rglob("*") if file.is_file())
         elif path.is_file():
             yield path
+
+
+def _files(request: SkillRequest) -> Iterator[Path]:
+    yield from _texts(request)
     if request.old_adapter is not None:
         yield from _of_a_model(expanded(request.old_adapter))
     base = request.base_model
