@@ -110,6 +110,13 @@ def test_a_damaged_skill_is_neither_shown_nor_continued_from_nor_exported(what, 
     assert not (tmp_path / "new").exists()
 
 
+def test_an_export_of_a_skill_names_its_data_without_the_folder(finished, data, tmp_path):
+    assert main(["export", str(finished), "--out", str(tmp_path / "out")]) == 0
+    for file in (tmp_path / "out").iterdir():
+        assert str(Path(data["news"]).parent).encode() not in file.read_bytes(), file.name
+    assert f"\n| news.jsonl | {sha256(Path(data['news']))} | own |\n" in (tmp_path / "out/README.md").read_text()
+
+
 def test_an_earlier_skill_belongs_to_the_weights_that_it_was_trained_on_in_whatever_folder(finished, data, tmp_path, capsys):
     copy, other = (Path(shutil.copytree(data["model"], tmp_path / name)) for name in ("copy", "other"))
     randomized(other / "model.safetensors")
