@@ -22,6 +22,7 @@ from anchorlora.errors import InvalidValue
 
 IN_WORDS = {  # what a metric of answers counts
     "exact_match": "right answers",
+    "verbatim_match": "right answers, to the letter",
     "token_f1": "words shared with the right answer",
     "token_accuracy": "right tokens",
     "rouge_l": "longest shared text (ROUGE-L)",

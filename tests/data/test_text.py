@@ -128,8 +128,23 @@ def test_the_holdout_is_a_tenth_whatever_the_order_of_rows_and_a_chat_is_never_d
         ([{"text": "the old mill"}] * 20, [], ()),
         ([{"text": ["yes", "no"][i % 2]} for i in range(20)], [], ()),
         ([{"prompt": f"p{i}" if i else "", "completion": f"answer {i}"} for i in range(20)], ["token_f1", "exact_match"], ()),
+        ([{"prompt": f"p{i}", "completion": ["-1", "0", "1"][i % 3]} for i in range(20)], ["verbatim_match"], ("-1", "0", "1")),
+        ([{"prompt": f"p{i}", "completion": ["+", "-"][i % 2]} for i in range(20)], ["verbatim_match"], ("+", "-")),
+        ([{"prompt": f"p{i}", "completion": ["C", "c++"][i % 2]} for i in range(20)], ["verbatim_match"], ("C", "c++")),
+        ([{"prompt": f"p{i}", "completion": ["1", "2."][i % 2]} for i in range(20)], ["exact_match"], ("1", "2.")),
+        (
+            [{"prompt": f"p{i}", "completion": ["No", "yes", "no."][i % 3]} for i in range(20)],
+            ["exact_match"],
+            ("No", "yes", "no."),
+        ),
+        ([{"prompt": f"p{i}", "completion": f"{i * 7}" if i < 60 else "-1.5"} for i in range(61)], ["verbatim_match"], ()),
+        ([{"prompt": f"p{i}", "completion": f"{i * 7}"} for i in range(61)], ["token_f1", "exact_match"], ()),
+        ([{"prompt": f"p{i}", "completion": f"-{i}" if i < 60 else "none"} for i in range(61)], ["token_f1", "exact_match"], ()),
     ],
-    ids=["labels", "answers", "text", "short texts", "a first prompt that is empty"],
+    ids=[
+        *("labels", "answers", "text", "short texts", "a first prompt that is empty", "signs", "marks", "names", "points", "cases"),
+        *("numbers", "counts", "not all numbers"),
+    ],
 )
 def test_the_answers_decide_the_metrics(rows, metrics, labels, tmp_path):
     task = files(tmp_path, rows).task("t")

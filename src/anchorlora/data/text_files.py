@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from anchorlora.data.forms.base import number_of
 from anchorlora.data.holdout import RowHashes
 from anchorlora.data.manifest import FileFacts
-from anchorlora.data.metrics import ExactMatch, Metric, TokenF1, refuse_uninstalled
+from anchorlora.data.metrics import ExactMatch, Metric, TokenF1, VerbatimMatch, normalize, refuse_uninstalled
 from anchorlora.data.prompts import Encoder
 from anchorlora.data.rendering import Turn
 from anchorlora.data.sample_files import facts_of_data, lines_in, samples_in
@@ -21,6 +22,7 @@ from anchorlora.errors import InvalidValue, UnknownName
 
 MOST_LABELS = 50
 LABEL_WORDS = 6
+ENDS = "\"'`*_()[]{}.,;:!?"  # punctuation around a label that is not of it
 PER_LABEL = 5  # examples; fewer, and the answers are texts that happen to repeat
 HELD_OUT = 10  # every tenth row is held out where there is no test file
 
@@ -75,7 +77,7 @@ class TextFiles:
             answers = self._answers[name] = _Answers()
             for example in examples_of(self._rows(source, "train")):
                 answers.add(example)
-                if answers.counts is None and not answers.plain:  # the file is not read any further
+                if answers.counts is None and not answers.plain and not answers.numbers:  # the file is not read any further
                     break
             else:
                 self._lengths[name] = answers.examples
@@ -83,7 +85,8 @@ class TextFiles:
             answers = self._answers[name]
         metrics = source.metrics
         if metrics is None:
-            metrics = () if answers.plain else (ExactMatch(),) if answers.labels else (TokenF1(), ExactMatch())
+            metrics = (ExactMatch(),) if answers.labels else (TokenF1(), ExactMatch())
+            metrics = () if answers.plain else (VerbatimMatch(),) if answers.verbatim else metrics
         refuse_uninstalled(metrics)
         return TextTask(name, answers.labels if encoder is None else answers.read(encoder), metrics, source.max_new_tokens)
 
@@ -223,14 +226,20 @@ class _Answers:
         self.firsts: dict[str, Example] = {}  # the first example of each
         self.examples = 0
         self.plain = True  # whether all rows are plain text, so far
+        self.numbers = True  # the same of answers that are numbers
+        self.signed = False  # whether normalizing makes another number of one
 
     def add(self, example: Example) -> None:
         """Look at an answer, unless it is known that they are no labels."""
         self.plain &= not example.is_answer
         self.examples += 1
+        label = example.label.strip()
+        if self.numbers:
+            number = number_of(label)
+            self.numbers = number is not None
+            self.signed |= number_of(normalize(label)) != number
         if self.counts is None:
             return
-        label = example.label.strip()
         self.counts[label] = self.counts.get(label, 0) + 1
         self.firsts.setdefault(label, example)
         called = example.reply is not None and example.reply.get("tool_calls")
@@ -242,6 +251,12 @@ class _Answers:
         """The labels, by first appearance; none if the answers are texts."""
         counts = self.counts or {}
         return tuple(counts) if not self.plain and 2 <= len(counts) <= self.examples / PER_LABEL else ()
+
+    @property
+    def verbatim(self) -> bool:
+        """True if normalizing would make different answers equal, such as -1 and 1, or C and C++."""
+        apart = {label.lower().strip(ENDS) or label for label in self.labels}
+        return (self.numbers and self.signed) or len(apart) > len(set(map(normalize, self.labels)))
 
     def read(self, encoder: Encoder) -> tuple[str, ...]:
         """Return the labels as answers are compared, which a tokenizer and a template may write otherwise."""
