@@ -97,8 +97,11 @@ def test_damaged_files_are_named(adapter):
 def test_foreign_tensors_half_pairs_and_nan_are_refused(adapter, tmp_path):
     original = (adapter / "adapter_model.safetensors").read_bytes()
     first = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    spare, table = (f"base_model.model.model.embed_tokens.{name}" for name in ("base_layer.weight", "lora_embedding_A"))
     cases = [
-        (lambda t: {**t, "base_model.model.lm_head.weight": torch.zeros(2)}, "which is not a factor of a plain LoRA adapter"),
+        (lambda t: {**t, "base_model.model.lm_head.weight": torch.zeros(2)}, "not a factor of a plain LoRA.*; merge it"),
+        (lambda t: {**t, spare: torch.zeros(2)}, "not a factor of a plain LoRA.*; save the adapter with save_embedding"),
+        (lambda t: {**t, spare: torch.zeros(2), table: torch.zeros(2, 2)}, "not a factor of a plain LoRA.*; merge it"),
         (lambda t: {k: v for k, v in t.items() if k != first}, "holds only one factor of model.layers.0"),
         (lambda t: {**t, first: torch.full((4, 8), float("nan"))}, "NaN or infinite"),
         (lambda t: {**t, first: torch.zeros(3, 8)}, "factors do not fit"),

@@ -17,7 +17,7 @@ from anchorlora.adapters.whole import COME_WITH, NO_WHOLE, WholeWeights, comes_w
 from anchorlora.errors import InvalidValue, NotFinite
 from anchorlora.geometry import Factors
 from anchorlora.paths import at_the_end
-from anchorlora.store.adapter_config import CONFIG_FILE, WEIGHTS_FILE, read_config
+from anchorlora.store.adapter_config import CONFIG_FILE, MERGE, WEIGHTS_FILE, read_config
 from anchorlora.store.json import converting
 from anchorlora.store.tensors import opened_tensors, write_tensors
 
@@ -93,8 +93,9 @@ def read_adapter(folder: Path, *, beside: dict[str, Tensor] | None = None) -> di
                     raise NotFinite(f"{path}: {whole} holds NaN or infinite values")
                 continue
             if match is None or layer is None:
-                remedy = "; save the adapter with save_embedding_layers=False" if key.endswith(".base_layer.weight") else ""
-                raise InvalidValue(f"{path} holds {key}, which is not a factor of a plain LoRA adapter on linear layers{remedy}")
+                spare = key.endswith(".base_layer.weight") and not any("lora_embedding" in name for name in file.keys())  # noqa: SIM118
+                remedy = "save the adapter with save_embedding_layers=False" if spare else MERGE
+                raise InvalidValue(f"{path} holds {key}, which is not a factor of a plain LoRA adapter on linear layers; {remedy}")
             if stored.setdefault(layer, match[1]) != match[1]:
                 raise InvalidValue(f"{path} holds {layer} twice, as {stored[layer]} and as {match[1]}; save the adapter again")
             halves.setdefault(layer, {})[match[2]] = file.get_tensor(key)
