@@ -209,6 +209,7 @@ def whole(before, after, **changes):
 def test_the_page_is_green_only_where_kept_was_shown(n):
     found = whole(([1] * n, [0.5] * n), ([1] * n, [0.5] * n))
     page = render(replace(found, sentences=sentences(found)).as_dict())
+    assert "trained</span> on it in 1 second." in page
     assert ('card good">to be kept: old' in page) is (n == 100)
     assert "5 points of answers or 0.05 of loss" in page
     if n == 3:

@@ -16,6 +16,7 @@ from anchorlora.scores import LEAST_PAIRS, MOST_PROBES, metric_in_words
 from anchorlora.store.files import write_text
 from anchorlora.store.log import read_events
 from anchorlora.store.run_folder import RunFolder
+from anchorlora.text import amount
 
 PROMPT, ANSWER = 400, 300  # characters of a text that are shown
 STEPS = 200  # points of the loss curve at most
@@ -53,6 +54,7 @@ def render(verdict: Mapping[str, Any], evidence: Evidence = NOTHING) -> str:
     """Return the page as HTML. Text from files is escaped, and the page loads nothing."""
     environment = escaping()
     environment.filters |= {"percent": percent, "signed": signed, "shortened": shortened, "metric": metric_in_words, "mark": mark}
+    environment.filters["amount"] = amount
     return environment.get_template("verdict.html.j2").render(
         verdict=verdict,
         rows=_rows(verdict),
