@@ -216,9 +216,7 @@ class Paired:
 
 
 def _drawn_means(groups: Sequence[Sequence[float]]) -> list[float]:
-    """Sorted bootstrap means (DRAWS of them) over groups of each group's mean. The draws are those of random.Random(0).choices,
-    group by group, which numpy makes fifty times as fast.
-    """
+    """Sorted bootstrap means (DRAWS of them) of each group's mean, of the draws of random.Random(0).choices, group by group."""
     import numpy as np  # takes a tenth of a second, which those who only read scores need not wait
 
     _, state, _ = random.Random(0).getstate()

@@ -86,11 +86,8 @@ def losses_summed(anchor: Anchor, examples: int) -> Iterator[Tensor]:
 
 
 def _of_drawn_answers(logits: Tensor, toward: Tensor, draw: Any) -> Tensor:
-    """The gradient of sum log p(drawn answer) by the logits, at tokens whose logits the loss depends on, one draw each.
-
-    It takes the place of the loss's own, `toward`: a vocabulary is wide.
-    """
-    flat, gradient = logits.reshape(-1, logits.shape[-1]), toward.contiguous().view(-1, logits.shape[-1])
+    """The gradient of sum log p(drawn answer) by the logits, at tokens whose logits the loss depends on, one draw each."""
+    flat, gradient = logits.reshape(-1, logits.shape[-1]), toward.contiguous().view(-1, logits.shape[-1])  # in its place
     some = max(1, ENTRIES // flat.shape[1])  # tokens at a time
     sizes = torch.cat([part.float().abs().sum(1) for part in gradient.split(some)])
     places = sizes.nonzero().flatten()

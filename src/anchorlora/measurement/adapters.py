@@ -121,9 +121,7 @@ def _blocks(
 
 
 def _one_base(folders: list[Path]) -> list[str]:
-    """Raise InvalidValue when adapters name different base models; a path and a hub name with the same last part are equal. Return
-    a note if they name different revisions of it, which may be one.
-    """
+    """Refuse adapters of different base models, equal by the last part of their name; return notes on different revisions."""
     bases = {folder: without_secrets(str(read_config(folder).get("base_model_name_or_path") or "")) for folder in folders}
     names = {base.rstrip("/").rpartition("/")[2]: folder for folder, base in bases.items() if base}
     if len(names) > 1:

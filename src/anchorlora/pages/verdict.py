@@ -163,9 +163,7 @@ def loss_curve(losses: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
 
 
 def _rows(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row for the skill and for each kept thing, with the unprotected twin's numbers if there is one; and one for each thing
-    that was kept since an earlier run of a chain.
-    """
+    """One row for the skill and each kept thing, with the unprotected twin's numbers; and one for what a chain kept longer."""
     twin = verdict["unprotected"]
     parts = [("new skill", verdict, verdict["skill"], twin and twin["skill"])]
     parts += [("to be kept", kept, kept, twin and twin["kept"][kept["name"]]) for kept in verdict["kept"]]

@@ -68,9 +68,7 @@ def refuse_replicated(folder: Path) -> None:
 
 
 def _refuse_slow(path: Path, config: dict[str, Any], alphas: dict[str, Any]) -> None:
-    """Refuse regular expressions that would keep whoever reads the configuration busy. One in `target_modules` is never searched
-    with: the weights name the layers that it stands for.
-    """
+    """Refuse regular expressions that would keep whoever reads the configuration busy; `target_modules` is never searched with."""
     ranks, several = config.get("rank_pattern") or {}, config.get("layers_pattern") or []
     fields = {"alpha_pattern": list(alphas), "rank_pattern": list(ranks) if isinstance(ranks, dict) else [ranks]}
     fields["exclude_modules"] = [config["exclude_modules"]] if isinstance(config.get("exclude_modules"), str) else []

@@ -1,7 +1,4 @@
-"""The verdict on a skill in words: one sentence each on the skill, on what was kept, and on the protection; then the warnings.
-
-Another sentence is a line in `sentences`.
-"""
+"""The verdict on a skill in words: one sentence each on the skill, on what was kept, and on the protection; then the warnings."""
 
 from __future__ import annotations
 
