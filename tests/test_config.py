@@ -94,3 +94,9 @@ def test_differences_name_path_and_both_values():
     other = cell.model_copy(update={"seed": 2, "recipe": standard_cl().changed({"rank": 4})})
     assert differences(cell, other) == ["seed: 1 -> 2", "recipe.adapter.rank: 8 -> 4"]
     assert differences(cell, RunConfig.model_validate(cell.model_dump(mode="json"))) == []
+
+
+def test_a_folder_is_the_same_with_the_slash_that_shells_add():
+    recipe = standard_cl().changed({"data": "data/cl", "model": "models/base"})
+    assert recipe.changed({"data": "data/cl/", "model": "models/base/"}) == recipe
+    assert recipe.changed({"data": "/"}).tasks.data == "/"

@@ -54,7 +54,7 @@ def _within_reach(place: str) -> str:
     if "\0" in place:
         raise InvalidValue("contains a NUL character, which no folder name can have")
     expanded(place)
-    return place
+    return place.rstrip("/") or place  # as shells complete the name of a folder
 
 
 def names_of_modules(targets: tuple[str, ...] | str) -> tuple[str, ...] | str:
