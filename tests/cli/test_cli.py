@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import forked
 import records
@@ -519,14 +520,21 @@ def test_a_crash_of_any_kind_is_one_line_of_words_without_secrets(kind, monkeypa
         assert "hf_ABCD" not in said
 
 
-def test_too_little_memory_is_no_bug_of_ours(monkeypatch, tmp_path, capsys):
+def test_too_little_memory_and_too_few_positions_are_no_bugs_of_ours(monkeypatch, tmp_path, capsys):
     def fail(runs):
         raise MemoryError
 
-    monkeypatch.setattr("anchorlora_lab.report.page.all_tables", fail)
+    def outside(runs):
+        torch.nn.Embedding(2, 2)(torch.tensor([2]))
+
     records.write(tmp_path, records.record())
-    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r")]) == 1
-    assert one_line(capsys).startswith("error: MemoryError; there is not enough memory: free some")
+    for why, said in ((fail, "MemoryError; there is not enough memory: free some"), (outside, "IndexError: index out of range")):
+        monkeypatch.setattr("anchorlora_lab.report.page.all_tables", why)
+        assert main(["report", str(tmp_path), "--out", str(tmp_path / "r")]) == 1
+        line = one_line(capsys)
+        assert line.startswith(f"error: {said}")
+        assert "bug" not in line
+    assert "the model has no position for so long a text: lower max_tokens (--max-length)" in line
 
 
 def test_a_crash_without_words_is_named_by_its_kind(monkeypatch, tmp_path, capsys):

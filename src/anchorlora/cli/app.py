@@ -33,6 +33,7 @@ STATUSES = (((Failed, Unwritten, TakenOver), FAILED), (Stopped, STOPPED), (Inter
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a system says to a write that was well asked
 
 
+OUT_OF_TABLE = "index out of range in self"  # what torch says of a row that an embedding does not have
 NUMBERS = re.compile(r"not a valid (integer|float)( range)?")  # as click says it
 COMMANDS = {  # name -> module, or module:function where the name differs; in the order of help
     "train": "anchorlora.cli.train",
@@ -157,6 +158,8 @@ def _crash(error: Exception) -> str:
     message = f"{type(error).__name__}: {error!s:.500}" if str(error) else type(error).__name__
     if type(error).__name__ in NO_ROOM:
         return f"{message}; there is not enough memory: free some, or ask for less (`anchorlora run .. --dry-run` tells how much)"
+    if OUT_OF_TABLE in message:  # of tokens, those of the data were compared before
+        return f"{message}; the model has no position for so long a text: lower max_tokens (--max-length) or max_new_tokens"
     return f"{message}; this is a bug in anchorlora: run `anchorlora -v ...` again and report the traceback"
 
 
