@@ -304,6 +304,11 @@ def test_a_malformed_file_of_prompts_is_named_with_its_line(rows, message, adapt
         ("?!", "!!", False),
         ("!!", "!!", True),
         ("", "!!", False),
+        ("5", "-5", False),
+        ("15", "1.5", False),
+        ("**-5**.", "-5", True),
+        ("1,000", "1000", True),
+        ("7", "007", False),
     ],
 )
 def test_an_answer_is_right_if_it_is_equal_once_normalized(text, answer, right):

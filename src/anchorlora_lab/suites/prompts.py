@@ -1,8 +1,8 @@
 """The user's own prompts, before and after: greedy answers compared with the right ones, without lm-evaluation-harness.
 
 An answer is right if it equals the right one once both are normalized: case, ASCII punctuation and white space do not count
-(`anchorlora.data.normalize`). Of what the model says, as many lines count as the right answer has, so a model that does not stop
-is judged by its answer and not by what follows.
+(`anchorlora.data.normalize`), except for the sign and the point of a number. Of what the model says, as many lines count as the
+right answer has, so a model that does not stop is judged by its answer and not by what follows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import Encoded, Encoder, Example, Sample, examples_of, normalize
+from anchorlora.data.forms.base import number_of
 from anchorlora.data.rendering import Turn
 from anchorlora.data.rows import iterate_samples
 from anchorlora.data.sample_files import rows_in
@@ -57,7 +58,8 @@ class OwnPrompts:
         encoded, most = self._encoded(model, tokenizer, questions)
         content = json.dumps([[e.prompt, e.example.label] for e in encoded])
         requests = hashlib.sha256(content.encode()).hexdigest()
-        return {"task": self.name, "requests": requests, "max_new_tokens": most, "batch": questions.batch}
+        scored = f"{METRIC}, with signs and points of numbers"
+        return {"task": self.name, "requests": requests, "max_new_tokens": most, "batch": questions.batch, "scored": scored}
 
     def score(self, model: Any, tokenizer: Any, questions: Questions, *, watch: EvalProgress) -> Measured:
         """Return the share of right answers of a model, and its answers."""
@@ -116,7 +118,8 @@ def is_right(text: str, answer: str) -> bool:
     said = "\n".join(text.strip().splitlines()[:lines])
     if not normalize(answer):  # punctuation alone
         return said.strip() == answer.strip()
-    return normalize(said) == normalize(answer)
+    number, other = number_of(answer), number_of(said.strip("\"'`*_()[]{}:;!? ").rstrip(".,"))
+    return normalize(said) == normalize(answer) and (number is None or other is None or number == other)
 
 
 def _turn(question: Example, encoder: Encoder, *, template: bool) -> Turn:
