@@ -54,10 +54,10 @@ def test_a_class_of_a_dataset_is_read_by_its_name(tmp_path):
     dataset.to_parquet(str(tmp_path / "a.parquet"))
     dataset.save_to_disk(str(tmp_path / "saved"))
     for data in (tmp_path / "a.parquet", tmp_path / "saved", dataset):
-        samples = read_samples(data, column="prompt=text,completion=label", limit=2)
-        assert [sample.turns() for sample in samples] == [[("fine", "yes")], [("bad", "no")]]
-        with pytest.raises(InvalidValue, match="completion must be text"):
-            read_samples(data, column="prompt=text,completion=label")
+        samples = read_samples(data, column="question=text,answer=label", limit=2)
+        assert [sample.turns()[0][1] for sample in samples] == ["yes", "no"]
+        with pytest.raises(InvalidValue, match="answer must be text"):
+            read_samples(data, column="question=text,answer=label")
 
 
 def test_keys_that_arrow_adds_to_calls_and_tools_are_not_read(tmp_path):

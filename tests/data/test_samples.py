@@ -141,7 +141,7 @@ WRONG = [
     ({"prompt": "a", "chosen": "b", "rejected": "c"}, "chosen and rejected are a preference pair, for TRL's DPOTrainer"),
     ({"conversations": [{"from": "narrator", "value": "a"}]}, "from 'narrator' of message 1 of conversations is not known; it is"),
     ({"text": "a", "accepted": False}, "column accepted would not be learned"),
-    ({"text": "a", "label": "good"}, "label would not be learned; give --columns prompt=text,completion=label to learn it"),
+    ({"text": "a", "label": "good"}, "label would not be learned; give --columns question=text,answer=label to learn it"),
     ({"text": "a", "labels": 3}, "labels would not be learned; give --columns"),
     (
         {"instruction": "Add.", "input": "2 2", "output": "4", "prose": "Below is"},

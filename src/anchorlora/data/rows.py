@@ -147,7 +147,7 @@ def _refuse_unread(row: Row, form: Form) -> None:
     for name, value in row.columns.items():
         if form.columns == ("text",) and str(name).lower() in ("label", "labels") and value is not None:
             raise InvalidValue(
-                f"{row.place}: {name} would not be learned; give --columns prompt=text,completion={name} to learn it as answer, "
+                f"{row.place}: {name} would not be learned; give --columns question=text,answer={name} to learn it as answer, "
                 "or --columns text to learn the text alone"
             )
         if name not in form.known and name not in MARKS and str(name).lower() not in FACTS and _says_something(value):
