@@ -248,6 +248,11 @@ NONE = dict.fromkeys(("repeated", "together", "cut", "skipped", "long", "unknown
             {"together": 3, "repeated": 2},
             ["3 rows repeat the text, prompt or beginning of another (2 its whole text), and"],
         ),
+        (
+            "kept",
+            {"together": 49},
+            ["49 rows repeat the text, prompt or beginning of another; all go together, so what is held out is not apart from"],
+        ),
         ("tested", {"repeated": 2}, ["2 of 50 rows of the test file repeat another"]),
         (
             "tested",

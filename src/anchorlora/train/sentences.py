@@ -127,6 +127,8 @@ def _describe_rows(rows: Mapping[str, Any]) -> list[str]:
     elif rows["use"] != "tested" and rows["source"] != SELF and together:  # of its own texts the sentence above tells
         divided = rows["held_out"] and rows["use"] != "measured"
         side = f", and {_are(together)} held out or trained on together with it" if divided else ""
+        if divided and together == rows["read"] - 1:  # one group, of which a part is held out all the same
+            side = "; all go together, so what is held out is not apart from the rest: add other rows"
         same = f" ({repeated:,} its whole text)" if 0 < repeated < together else ""
         repeat = amount(together, "row repeats", "rows repeat")
         lines.append(f"{repeat} the text, prompt or beginning of another{same}{side}")
