@@ -114,7 +114,9 @@ def test_an_export_of_a_skill_names_its_data_without_the_folder(finished, data, 
     assert main(["export", str(finished), "--out", str(tmp_path / "out")]) == 0
     for file in (tmp_path / "out").iterdir():
         assert str(Path(data["news"]).parent).encode() not in file.read_bytes(), file.name
-    assert f"\n| news.jsonl | {sha256(Path(data['news']))} | own |\n" in (tmp_path / "out/README.md").read_text()
+    card = (tmp_path / "out/README.md").read_text()
+    assert f"\n| news.jsonl | {sha256(Path(data['news']))} | own |\n" in card
+    assert 'from_pretrained("path/to/the/base/model", dtype="float32")\n' in card, "the type that it was tested in"
 
 
 def test_an_earlier_skill_belongs_to_the_weights_that_it_was_trained_on_in_whatever_folder(finished, data, tmp_path, capsys):
