@@ -322,6 +322,15 @@ def test_rows_are_spoken_of_only_where_something_befell_them_and_the_page_has_al
     assert "Rows of text" in page
 
 
+def test_a_verdict_on_an_adapter_that_did_not_move_says_so():
+    still = Protection(method="m", definition="M()", rho=None, tolerance=None, chance=None, exact=True)
+    found = whole(([1] * 40, [0.5] * 40), ([1] * 40, [0.5] * 40), protection=still)
+    assert "protection: the adapter changes nothing, and so nothing that is protected" in sentences(found)
+    page = render(found.as_dict())
+    assert "The adapter changes nothing." in page
+    assert "Of the change of all layers" not in page
+
+
 @pytest.mark.parametrize("memory", [None, {"directions": 8.0, "energy": 0.68}])
 def test_the_page_says_how_many_directions_were_protected_and_what_they_hold(memory):
     how = {"method": "m", "definition": "M()", "rho": 0.0, "tolerance": 1e-7, "chance": 0.1, "exact": True, "memory": memory}

@@ -86,7 +86,9 @@ def naming(path: Path) -> Iterator[None]:
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from None
     except Exception as error:
-        raise (refused_in_words(error, path) or error) from None
+        if refused := refused_in_words(error, path):
+            raise refused from None
+        raise
 
 
 def refused_in_words(error: Exception, path: Path) -> OSError | None:  # as tokenizers and safetensors, in Rust, report it

@@ -60,7 +60,9 @@ def sentences(verdict: Verdict) -> list[str]:
 def _describe_protection(protection: Protection) -> list[str]:
     """How much of the change lies on protected directions, how many these are, and the room that is left."""
     lines = []
-    if protection.exact:
+    if protection.exact and protection.rho is None:
+        lines.append("protection: the adapter changes nothing, and so nothing that is protected")
+    elif protection.exact:
         share = f"{protection.rho:.1e} of the change touches what is protected"
         lines.append(f"protection: {share}, no more than rounding explains ({protection.tolerance:.0e})")
     elif protection.rho is not None:
