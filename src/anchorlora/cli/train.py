@@ -61,7 +61,8 @@ class Train(ReadsRows):
 @click.option(
     "--columns",
     metavar="PAIRS",
-    help="Columns of NEW: prompt=MINE,completion=MINE, or names of text columns.  [default: by their names]",
+    help="Columns of NEW: question=MINE,answer=MINE; prompt=MINE,completion=MINE as they stand; or those of plain text."
+    "  [default: by their names]",
 )
 @click.option("--keep-columns", metavar="PAIRS", help="The same for the files of --keep.")
 @click.option(
