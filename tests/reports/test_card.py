@@ -88,7 +88,7 @@ def test_method_order_scores_drift_and_data_come_from_the_record():
         "| agnews | 6.7e-09 | 1.0e-07 | yes | 7.0e-02 |",
         "Nothing: the stored factors are the trained ones.",
         "| TC/agnews/test.json | " + "a" * 64 + " | official bytes |",
-        'AutoModelForCausalLM.from_pretrained("org/base")',
+        'AutoModelForCausalLM.from_pretrained("org/base", dtype="float32")',
     ):
         assert said in text, said
     assert text.endswith("\n")
