@@ -244,7 +244,25 @@ def price() -> str:
         f"{between('plain', old)}; old abilities moved by {between('before', old)}. "
         f"Against `replay-kl`, it learns {between('kl', ['new'])} and keeps {between('kl', old)}.\n"
         "The method was chosen on topics and cards with seed 42; one setting, a start from 16 examples, on all runs.\n"
+        f"{on_gemma()}\n"
         f"{chain_in_words()}\n"
+    )
+
+
+def on_gemma() -> str:
+    """What README's command and plain LoRA learn and keep on the second model."""
+    records = [r for r in read_records(ROOT / "results/first-command/gemma3") if len(r.get("new", ())) == 40]
+    by = {(r["variant"], r["skill"], r["seed"]): r for r in records}
+    clusters = [(skill, seed) for variant, skill, seed in by if variant == "command" and ("plain", skill, seed) in by]
+    learned, moved = {}, {}
+    for variant in ("command", "plain"):
+        ran = [(by[(variant, *cluster)], by[("before", *cluster)]) for cluster in clusters]
+        learned[variant] = 100 * mean([mean(now["new"]) for now, _ in ran])
+        old = [{n: [a - b for a, b in zip(now["old"][n], then["old"][n], strict=True)] for n in now["old"]} for now, then in ran]
+        moved[variant] = " to ".join(f"{bound:+.0f}" for bound in interval(old))
+    return (
+        f"On Gemma 3 270M, a base model, the command learns {learned['command']:.0f} %, and plain LoRA {learned['plain']:.0f} "
+        f"({len(clusters)} runs); old abilities move by {moved['command']} and by {moved['plain']}."
     )
 
 
