@@ -140,6 +140,11 @@ LEARNED = judged("good", "learned")
         (LEARNED, [], []),
         (judged("even", "not learned"), [], ["--epochs 6 (it was 2)", "--learning-rate 0.0004 (it was 0.0002)"]),
         (judged("even", "learned a little"), [], ["--epochs 6"]),
+        (
+            judged("even", "learned a little"),
+            [judged("good", "kept", name="self", source="self")],
+            ["--learning-rate 0.0004 (it was 0.0002; it may keep less)"],
+        ),
         (judged("bad", "not learned"), [], ["--learning-rate 5e-05"]),
         (judged("even", "not learned", before=100.0), [], ["nothing to learn"]),
         (judged("even", "cannot tell (n = 3)", rows_needed=90), [], ["about 90, with --test FILE."]),
