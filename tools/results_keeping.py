@@ -254,7 +254,7 @@ def on_gemma() -> str:
     records = [r for r in read_records(ROOT / "results/first-command/gemma3") if len(r.get("new", ())) == 40]
     by = {(r["variant"], r["skill"], r["seed"]): r for r in records}
     clusters = [(skill, seed) for variant, skill, seed in by if variant == "command" and ("plain", skill, seed) in by]
-    learned, moved = {}, {}
+    learned, moved, seeds = {}, {}, seeds_in_words(len({seed for _, seed in clusters}))
     for variant in ("command", "plain"):
         ran = [(by[(variant, *cluster)], by[("before", *cluster)]) for cluster in clusters]
         learned[variant] = 100 * mean([mean(now["new"]) for now, _ in ran])
@@ -262,7 +262,7 @@ def on_gemma() -> str:
         moved[variant] = " to ".join(f"{bound:+.0f}" for bound in interval(old))
     return (
         f"On Gemma 3 270M, a base model, the command learns {learned['command']:.0f} %, and plain LoRA {learned['plain']:.0f} "
-        f"({len(clusters)} runs); old abilities move by {moved['command']} and by {moved['plain']}."
+        f"({len(clusters)} runs, {seeds}); old abilities move by {moved['command']} and by {moved['plain']}."
     )
 
 
