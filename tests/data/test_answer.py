@@ -39,6 +39,11 @@ def test_a_gold_that_is_no_label_is_never_answered_right():
     assert answer.label is None
 
 
+@pytest.mark.parametrize("text", ["-1", "1", " 1\n", "0"])
+def test_of_labels_that_are_equal_once_normalized_the_answer_is_the_one_that_it_writes(text):
+    assert read_answer(text, gold="-1", labels=("-1", "0", "1")).label == text.strip()
+
+
 @given(st.text())
 def test_normalizing_twice_is_normalizing_once(text):
     assert normalize(normalize(text)) == normalize(text)

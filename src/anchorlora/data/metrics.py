@@ -87,7 +87,8 @@ def read_answer(text: str, *, gold: str, labels: Sequence[str]) -> Answer:
         True
     """
     answer = normalize(text)
-    return Answer(text, next((label for label in labels if normalize(label) == answer), None), gold)
+    alike = sorted((label for label in labels if normalize(label) == answer), key=text.strip().__ne__)  # 1, then -1
+    return Answer(text, next(iter(alike), None), gold)
 
 
 class Metric(Protocol):
