@@ -170,7 +170,7 @@ class Training(Settings):
     betas: tuple[Share, Share]  # AdamW's
     eps: Positive  # AdamW's
     weight_decay: Annotated[float, Field(ge=0, le=10**9)]  # AdamW's
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # course of the learning rate within a task
+    schedule: Literal["constant", "linear", "cosine", "warmup_stable_decay"] = "constant"  # the last falls over a fifth of steps
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of a task's steps in which the learning rate rises from 0
     clip_norm: Positive | None = None  # gradient norm to clip to, before penalties and projections; None does not clip
     loss: Literal["example_mean", "token_mean"]  # mean over examples ("example_mean") or over tokens ("token_mean")

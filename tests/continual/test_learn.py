@@ -2,12 +2,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+from transformers.trainer_utils import SchedulerType
 
 import models
 from anchorlora.adapters import AdapterStack
 from anchorlora.constraints import Freeze, ProjectDisplacement
 from anchorlora.continual.batches import example_mean, windows
-from anchorlora.continual.learn import Learner, Rules, learning
+from anchorlora.continual.learn import Learner, Rules, learning, rate_at
 from anchorlora.continual.seeds import dropout_from, number, stream
 from anchorlora.data import Encoded, Example
 from anchorlora.errors import NotFinite
@@ -121,6 +123,27 @@ def test_clipping_is_off_unless_asked_for(blocks, monkeypatch):
     assert calls == []
     train(blocks, epochs=1, clip_norm=0.5)
     assert calls == [0.5] * 4
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "warmup_stable_decay"])
+@pytest.mark.parametrize(("rising", "falling"), [(0, 5), (1, 40), (3, 95)])
+def test_a_schedule_is_that_of_transformers_and_no_step_stands_still(schedule, rising, falling):
+    """transformers' rate of step 1 is 0 with a warmup, and its last is not used; here both count from 1."""
+    steps = rising + falling
+    options = {"num_warmup_steps": rising}
+    if schedule == "warmup_stable_decay":
+        options |= {"num_decay_steps": falling // 5, "num_stable_steps": falling - falling // 5, "decay_type": "linear"}
+    elif schedule == "constant":
+        schedule = "constant_with_warmup"
+    else:
+        options["num_training_steps"] = steps
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    factor = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(schedule)](optimizer, **options).lr_lambdas[0]
+    ours = schedule.removesuffix("_with_warmup")
+    rates = [rate_at(step, schedule=ours, warmup=rising / steps, steps=steps) for step in range(1, steps + 1)]
+    expected = [factor(step if step <= rising else step - 1) for step in range(1, steps + 1)]
+    assert rates == pytest.approx(expected, abs=1e-15)
+    assert min(rates) > 0
 
 
 def test_b_moves_at_the_ratio_times_the_rate_at_every_step_of_a_schedule(blocks):

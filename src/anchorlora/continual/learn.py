@@ -40,7 +40,8 @@ def rate_at(step: int, *, schedule: str, warmup: float, steps: int) -> float:
     if step <= rising:
         return step / rising
     done = (step - 1 - rising) / (steps - rising)
-    return {"constant": 1.0, "linear": 1.0 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[schedule]
+    falling = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
+    return {**falling, "warmup_stable_decay": min(1.0, 5 * (1.0 - done))}[schedule]
 
 
 @dataclass(frozen=True, eq=False)
