@@ -82,11 +82,14 @@ def test_a_run_on_a_relative_place_goes_on_unless_a_file_was_changed(tmp_path, m
     assert record.scores.BWT is None
     assert record.accuracy == [[record.scores.AA]]
     (tmp_path / "out/record.json").unlink()  # as if it had been stopped before its last file
-    assert main(asked) == 0
-    (tmp_path / "out/record.json").unlink()
+    absolute = [str(tmp_path / "data") if word == "data" else word for word in asked]
+    assert main(absolute) == 0
     path = tmp_path / "data/C-STANCE/train.json"
     path.write_text(path.read_text() + "\n")
-    capsys.readouterr()
+    for again in (asked, absolute):
+        assert main(again) == 0
+        assert "data/C-STANCE/train.json was changed since, and this is the record" in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "out/record.json").unlink()
     assert main(asked) == 2
     assert "data/C-STANCE/train.json is not what this run began with" in one_line(capsys)
 

@@ -118,6 +118,7 @@ def _train(config: RunConfig, how: Method, to: Path, execution: options.Executio
     from anchorlora.cli.progress import ProgressCallback
     from anchorlora.cli.signals import asked_to_stop
     from anchorlora.pages.record import drift_table, triangle_table
+    from anchorlora.runs.provenance import changed_data
     from anchorlora.runs.run import run_sequence
     from anchorlora.runs.trackers import tracked
 
@@ -133,6 +134,8 @@ def _train(config: RunConfig, how: Method, to: Path, execution: options.Executio
     with asked_to_stop(err.print) as stop:
         with ProgressCallback(err, tasks=len(config.order)) as bars, tracked(track, to, say=bars.on_warning) as trackers:
             record = run_sequence(config.recipe, how, callbacks=[bars, *trackers], stop=stop, **common)
+        for file in changed_data(record, config.recipe) if already else ():
+            err.print(f"{file} was changed since, and this is the record of what it held; to train on it, choose another --out")
         for table in (triangle_table(record), drift_table([record])):
             out.print(render_table(table))
         scores = record.scores.model_dump().items()

@@ -99,6 +99,7 @@ class RunDirectory(RunFolder):
             )
 
     def _same(self, was: Any, now: Any) -> bool:
+        was, now = (os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) else value for value in (was, now))
         root = Path(os.path.abspath(self.root))  # files that `train` keeps in skill/ may have been moved with the directory
         skills = [folder for folder in (root / SKILL, root.parent) if folder.name == SKILL]  # the twin's directory is in skill/
         skill = next((folder for folder in skills if str(now).startswith(f"{folder}{os.sep}")), None)

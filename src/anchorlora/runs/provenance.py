@@ -29,6 +29,7 @@ from anchorlora.models.tokenizer import reads_clock
 from anchorlora.paths import expanded
 from anchorlora.processes import launched, sharding
 from anchorlora.store.adapter_config import WEIGHTS_FILE
+from anchorlora.store.record import Record
 from anchorlora.store.seal import read_sealed, sha256, write_sealed
 
 CONFIG, MODEL, DATA, SOFTWARE, INEXACT = "config.yaml", "model", "data", "software", "inexact"
@@ -160,6 +161,13 @@ def _file(folder: Path, name: str, *, of_data: bool) -> Path | None:
     if of_data and not path.exists() and (HUB.fullmatch(name) or expanded(name).exists()):
         path = expanded(name)  # data that is listed has a place of its own
     return None if of_data and (path.is_dir() or HUB.fullmatch(str(path))) else path
+
+
+def changed_data(record: Record, recipe: Recipe) -> list[Path]:
+    """Return the data files of a finished run that are there and are not what it read."""
+    folder = _place(recipe.tasks.data, "data")
+    files = {_file(folder, name, of_data=True): facts.sha256 for name, facts in record.data.items()}
+    return [file for file, was in files.items() if file is not None and file.is_file() and sha256(file) != was]
 
 
 def _below(part: str, hashes: Hashes) -> Hashes:

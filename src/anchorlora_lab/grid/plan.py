@@ -14,13 +14,11 @@ from typing import Any
 
 from anchorlora.config import Recipe, RunConfig, differences
 from anchorlora.constraints.base import ProtectsPast
-from anchorlora.data import Benchmark
-from anchorlora.data.sources import source_of
 from anchorlora.errors import InvalidValue
 from anchorlora.methods import METHODS, Method, PerTask, Shared
 from anchorlora.paths import is_reserved
+from anchorlora.runs.provenance import changed_data
 from anchorlora.store.run_folder import RunFolder
-from anchorlora.store.seal import sha256
 from anchorlora.store.selection import Selection
 from anchorlora_lab.grid.scheduler import Planned
 
@@ -96,18 +94,15 @@ def refuse_other_data(planned: Sequence[Planned], recipe: Recipe) -> None:
     finished = next((run for run in planned if run.done), None)
     if finished is None or all(run.done for run in planned):
         return
-    source = source_of(recipe.tasks)
     try:
-        trained_on = RunFolder(finished.folder).read_record().data
+        record = RunFolder(finished.folder).read_record()
     except InvalidValue:
         return  # whoever reads the record says what is wrong with it
-    for name, facts in trained_on.items():
-        path = source.root / name if isinstance(source, Benchmark) else None
-        if path is not None and path.is_file() and sha256(path) != facts.sha256:
-            raise InvalidValue(
-                f"{path} is not what {finished.folder} was trained on, so new runs could share no table with it; "
-                "put it back, or choose another --out"
-            )
+    for path in changed_data(record, recipe):
+        raise InvalidValue(
+            f"{path} is not what {finished.folder} was trained on, so new runs could share no table with it; "
+            "put it back, or choose another --out"
+        )
 
 
 def _apart(runs: list[Planned]) -> list[Planned]:
