@@ -140,6 +140,15 @@ def test_a_run_a_task_and_exports_answer_alike(small_benchmark, small_model, tmp
     assert len(shown) == 1
     assert main(["ask", str(tmp_path / "merged"), "a", "--without"]) == 2
     assert "leave out --without" in one_line(capsys)
+    other, text = tmp_path / "other", tmp_path / "text.jsonl"
+    shutil.copytree(small_model, other)
+    AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.bfloat16).save_pretrained(other)
+    text.write_text(json.dumps({"text": "some old pearish " * 8}))
+    task, made = str(out / "tasks/2-mood/adapter"), str(tmp_path / "cores.safetensors")
+    cores = ["cores", str(other), task, str(text), "--at-least", "1", "--at-most", "2", "--out", made]
+    for words in (["ask", task, "a", "--max-new-tokens", "1", "--model", str(other)], cores):
+        with pytest.warns(UserWarning, match=f"^the files of {other} are not those that {task} was trained on; if the weights"):
+            assert main(words) == 0
 
 
 @pytest.mark.parametrize(

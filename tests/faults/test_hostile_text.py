@@ -209,6 +209,7 @@ def test_what_libraries_log_and_warn_of_is_words_while_a_command_runs(word, monk
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "report")]) == 1
     assert not steering(said.getvalue())
     assert said.getvalue().count(visible(word)) == 2
+    assert said.getvalue().endswith(f"warning: {visible(word)}\n")
     assert "is unexpected, of https://host/" in said.getvalue()
     assert (logging.getLogRecordFactory(), warnings.formatwarning) == before
 

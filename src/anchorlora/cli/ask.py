@@ -57,7 +57,7 @@ def ask(
     """
     from anchorlora.adapters import attach, detach
     from anchorlora.adapters.files import read_adapter
-    from anchorlora.models.load import load_base_model, template_note, tokenizer_of
+    from anchorlora.models.load import load_base_model, template_note, tokenizer_of, warn_of_other_files
     from anchorlora.models.trust import asked_for
     from anchorlora.store.artifact import artifact_in
 
@@ -83,7 +83,10 @@ def ask(
     hide_loading()
     err.print(f"loading {settings.model} ...")
     loaded = load_base_model(settings, adapter=adapter)
-    adapted = loaded.model if adapter is None else attach(loaded.model, adapter)
+    adapted = loaded.model
+    if adapter is not None:
+        warn_of_other_files(loaded, adapter)
+        adapted = attach(loaded.model, adapter)
     if without:
         print("with the adapter:", flush=True)
     _answer(loaded, adapted, ids, longest=longest, asked=max_new_tokens)

@@ -62,7 +62,9 @@ def libraries_in_words() -> Iterator[None]:
     record, warning = logging.getLogRecordFactory(), warnings.formatwarning
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it lists missing kernels whatever is asked
     logging.setLogRecordFactory(ShownRecord)
-    warnings.formatwarning = lambda *args, **how: shown(warning(*args, **how))
+    warnings.formatwarning = lambda message, category, *where: shown(
+        f"warning: {message}\n" if category is UserWarning else warning(message, category, *where)
+    )
     try:
         yield
     finally:

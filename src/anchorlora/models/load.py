@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -33,6 +34,8 @@ from anchorlora.paths import expanded, nearest
 from anchorlora.processes import sharding
 from anchorlora.store.adapter_config import CONFIG_FILE
 from anchorlora.store.seal import sha256
+from anchorlora.store.record import read_record
+from anchorlora.store.run_folder import run_of
 
 WEIGHTS = "*.safetensors"
 TEMPLATES = ("*.jinja", "additional_chat_templates/*.jinja")  # of chats
@@ -108,6 +111,21 @@ def load_base_model(settings: BaseModelSettings, *, adapter: Path | None = None)
 def ends_of(model: Any) -> tuple[int, ...]:
     """Return the tokens at which a model's generation configuration stops."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+def warn_of_other_files(loaded: LoadedModel, adapter: Path) -> None:
+    """Warn if a run trained an adapter on a model of other files than one that is loaded; it may be the same, stored otherwise."""
+    run, now = run_of(adapter), loaded.sha256 or ""
+    if run is None:
+        return
+    with suppress(InvalidValue):  # whoever reads the record says what is wrong with it
+        then = read_record(run.record_file).base_model.sha256 or ""
+        if then != now and len(then) == len(now):  # else one is a commit of the hub
+            warnings.warn(
+                f"the files of {loaded.name} are not those that {adapter} was trained on; if the weights differ, nothing that was "
+                "measured there holds here",
+                stacklevel=3,
+            )
+
+
     return () if ends is None else tuple(map(int, ends)) if isinstance(ends, (list, tuple)) else (int(ends),)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from anchorlora.adapters import AdapterStack, attach, detach, usual_targets
 from anchorlora.config import BaseModelSettings, Targets
 from anchorlora.errors import InvalidValue
-from anchorlora.models.load import LoadedModel, load_base_model
+from anchorlora.models.load import LoadedModel, load_base_model, warn_of_other_files
 
 
 class Session:
@@ -37,7 +37,10 @@ class Session:
     @cached_property
     def loaded(self) -> LoadedModel:
         """The model with its tokenizer, as it stands: with the adapter that was put on it last."""
-        return load_base_model(self.settings, adapter=self.adapter)
+        loaded = load_base_model(self.settings, adapter=self.adapter)
+        if self.adapter is not None:
+            warn_of_other_files(loaded, self.adapter)
+        return loaded
 
     @property
     def tokenizer(self) -> Any:

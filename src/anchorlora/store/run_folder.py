@@ -214,6 +214,13 @@ def task_at(folder: Path) -> tuple[RunFolder, int, str] | None:
     return (RunFolder(folder.parent.parent), int(match[1]), match[2]) if match and folder.parent.name == "tasks" else None
 
 
+def run_of(adapter: Path) -> RunFolder | None:
+    """Return the finished run that wrote an adapter, going by the path alone."""
+    parents = [path.parent for path in spellings(adapter) if path.name == ADAPTER]
+    runs = [task[0] if (task := task_at(folder)) else RunFolder(folder) for folder in parents]
+    return next((run for run in runs if run.is_finished), None)
+
+
 def refuse_altered(path: Path) -> None:
     """Refuse the folder of a task in a run directory, or a file in it, that is not what the run wrote. Nothing is known about
     folders elsewhere, or where neither a record nor a state is left; they pass.
