@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import forked
+import models
 from anchorlora import embedded
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
@@ -354,6 +355,22 @@ def test_a_field_that_the_request_has_already_is_refused_in_set(setting, instead
 def test_what_is_refused_leaves_no_folder_that_was_not_there(data, tmp_path, capsys):
     refused(command({**data, "news": str(tmp_path / "none.jsonl")}, tmp_path / "runs/new"), capsys, "there is no file")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_beyond_the_positions_of_a_model_is_refused_before_any_work(data, tmp_path, capsys):
+    model, news = shutil.copytree(data["model"], tmp_path / "model"), rows("news", "train", 20)
+    small = models.gpt2(vocab=len(AutoTokenizer.from_pretrained(model)))
+    small.generation_config.pad_token_id = 0
+    small.save_pretrained(model)
+    file = written(tmp_path / "news.jsonl", news)
+    words = command({**data, "model": str(model), "news": file}, tmp_path / "out")
+    said = " tokens, and the model has 128 positions; set max_tokens=128 (--max-length of train)"
+    refused(["c_attn" if word == NARROW[1] else word for word in words], capsys, f"{file}, line 1: ", said)
+    assert not (tmp_path / "out").exists()
+    tasks = tmp_path / "tasks.yaml"
+    tasks.write_text(f"tasks: {{news: {{train: {file}}}}}")
+    words = ["run", "standard-cl", "--method", "seq-lora", "--model", str(model), "--data", str(tasks), "--set", "targets=c_attn"]
+    refused([*words, "--out", str(tmp_path / "run")], capsys, said)
 
 
 def test_a_token_that_only_the_tokenizer_has_is_named_with_its_row_and_pads_nothing(data, tmp_path, capsys):

@@ -26,7 +26,7 @@ from anchorlora.features import read_cores
 from anchorlora.features.files import read_tensors
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.methods import Method
-from anchorlora.models.load import LoadedModel, ends_of, size_in
+from anchorlora.models.load import LoadedModel, ends_of, limits_in
 from anchorlora.models.packing import unpackable
 from anchorlora.processes import ALONE, Processes, accelerator_on
 
@@ -112,7 +112,7 @@ class RunInputs:
             base_model.tokenizer,
             max_tokens=recipe.training.max_tokens,
             ends=ends_of(base_model.model),
-            size=size_in(base_model.model.config),
+            **limits_in(base_model.model),
         )
         data = TaskData.of(source, encoder, recipe.tasks, order, seed, recipe.start.old_text, tell=tell)
         settings = dict(recipe.adapter)

@@ -135,16 +135,23 @@ class Encoder:
     `end` ends an answer that is not a chat's. A server stops at each of `stops`: `end`, `ends`, and what the chat template writes.
     """
 
-    def __init__(self, tokenizer: Any, *, max_tokens: int, ends: Iterable[int] = (), size: int | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, *, max_tokens: int, ends: Iterable[int] = (), size: int | None = None, positions: int | None = None
+    ) -> None:
         if not is_unicode(tokenizer.eos_token or ""):
             raise InvalidValue("the tokenizer ends text with characters that are not Unicode text; fetch the tokenizer again")
         if tokenizer.eos_token_id is None:
             raise InvalidValue("this tokenizer has no end-of-sequence token, and answers must end with it; set eos_token")
         self.tokenizer, self.max_tokens, self.end = tokenizer, max_tokens, int(tokenizer.eos_token_id)
-        self.stops, self.size = stop_ids(tokenizer, ends), size  # how many tokens the model has
+        self.stops, self.size, self.positions = stop_ids(tokenizer, ends), size, positions  # how many the model has
 
     def refuse_outside(self, ids: Sequence[int], location: str) -> None:
-        """Refuse a token that the model does not have, as after adding tokens to a tokenizer alone."""
+        """Refuse a token that the model does not have, as after adding tokens to a tokenizer alone, or a position."""
+        if self.positions is not None and (tokens := min(len(ids), self.max_tokens)) > self.positions:
+            raise InvalidValue(
+                f"{location}: {tokens} tokens, and the model has {self.positions} positions; set max_tokens={self.positions} "
+                "(--max-length of train), which cuts longer rows"
+            )
         if self.size is not None and (last := max(ids, default=0)) >= self.size:
             token = self.tokenizer.convert_ids_to_tokens(last)
             raise InvalidValue(

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.nn import Embedding
 from transformers import AutoConfig, BitsAndBytesConfig, DynamicCache, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import cached_file, find_adapter_config_file
@@ -152,10 +153,13 @@ def configured_ends(settings: BaseModelSettings, *, folder: Path | None = None) 
     return ends_of(SimpleNamespace(generation_config=configuration))
 
 
-def size_of(settings: BaseModelSettings) -> int | None:
-    """Return how many tokens a model has, as its configuration says."""
-    origin = _origin(settings)
-    return size_in(_config(settings, origin, _commit(settings, origin)))
+def limits_in(model: Any) -> dict[str, int | None]:
+    """Return how many tokens a model has, and how many positions, where these have embeddings of their own as in GPT-2."""
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
+    tokens = model.get_input_embeddings()
+    tables = {part.num_embeddings for part in model.modules() if isinstance(part, Embedding) and part is not tokens}
+    learned = most and tables & {most, most + 2}  # OPT has two more
+    return {"size": size_in(model.config), "positions": most if learned else None}
 
 
 def size_in(config: Any) -> int | None:

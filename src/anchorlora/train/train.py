@@ -16,7 +16,7 @@ from anchorlora.data.holdout import RowHashes
 from anchorlora.data.templates import refuse_deaf
 from anchorlora.errors import AnchorloraError, Interrupted, InvalidType, InvalidValue, MissingExtra, Stopped, UnknownName
 from anchorlora.methods import METHODS, Method
-from anchorlora.models.load import configured_ends, size_of, tokenizer_of
+from anchorlora.models.load import configured_ends, empty_model, limits_in, tokenizer_of
 from anchorlora.models.own_text import most_tokens, refuse_too_large
 from anchorlora.models.session import Session
 from anchorlora.runs.autosave import Stop
@@ -212,7 +212,7 @@ def _count_rows(request: SkillRequest, files: TextFiles, tell: Tell = lambda wha
     """Count the rows of each source of text; refuse rows and own texts that the tokenizer alone shows to be impossible."""
     base, recipe = request.base_model, request.asked
     tokenizer, room = tokenizer_of(base, adapter=request.adapter), recipe.training.max_tokens
-    name, encoder = request.name, Encoder(tokenizer, max_tokens=room, ends=configured_ends(base), size=size_of(base))
+    name, encoder = request.name, Encoder(tokenizer, max_tokens=room, ends=configured_ends(base), **limits_in(empty_model(base)))
     files.look_through(name, partial(tell, f"looking through rows of {name}"))
     for split in ("test", "train"):
         next(iter(files.examples(name, split)))
