@@ -558,7 +558,7 @@ def test_scores_of_other_prompts_than_before_are_refused_in_one_line(stopped, da
 
 
 def test_a_stopped_skill_goes_on_from_another_folder_and_where_it_was_moved(finished, data, tmp_path, monkeypatch):
-    real = module.run_sequence
+    real, score, threads = module.run_sequence, module.stages.score_tasks, set()
 
     def interrupted(*args, **named):
         real(*args, **named)
@@ -573,10 +573,17 @@ def test_a_stopped_skill_goes_on_from_another_folder_and_where_it_was_moved(fini
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     for out in (Path("../out"), tmp_path / "moved"):
+    def scored(*args):
+        threads.add(torch.get_num_threads())
+        return score(*args)
+
         torch.set_num_threads(2)  # as OMP_NUM_THREADS of another shell
+    torch.set_num_threads(2)  # as OMP_NUM_THREADS of a shell
         assert main(command(data, out, "--compare")) == 0
         assert torch.get_num_threads() == 1
+        patched.setattr(module.stages, "score_tasks", scored)
         assert left(out) == left(finished)
+    assert threads == {1}
 
 
 def started(words):

@@ -34,9 +34,9 @@ from anchorlora.models.trust import refuse_foreign
 from anchorlora.paths import expanded, nearest
 from anchorlora.processes import sharding
 from anchorlora.store.adapter_config import CONFIG_FILE
-from anchorlora.store.seal import sha256
 from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import run_of
+from anchorlora.store.seal import sha256
 
 WEIGHTS = "*.safetensors"
 TEMPLATES = ("*.jinja", "additional_chat_templates/*.jinja")  # of chats
@@ -80,6 +80,8 @@ def load_base_model(settings: BaseModelSettings, *, adapter: Path | None = None)
     """
     origin, device, dtype = _origin(settings), device_of(settings), dtype_of(settings)
     _refuse_absent(device)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
     if device.type == "cpu":
         reuse_freed_memory()
     commit = _commit(settings, origin)  # a branch may move while its files are read: what follows is of one commit
@@ -109,9 +111,6 @@ def load_base_model(settings: BaseModelSettings, *, adapter: Path | None = None)
     return LoadedModel(model, tokenizer, str(settings.model), revision, fingerprint, kind, device, parameters, hashes)
 
 
-def ends_of(model: Any) -> tuple[int, ...]:
-    """Return the tokens at which a model's generation configuration stops."""
-    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
 def warn_of_other_files(loaded: LoadedModel, adapter: Path) -> None:
     """Warn if a run trained an adapter on a model of other files than one that is loaded; it may be the same, stored otherwise."""
     run, now = run_of(adapter), loaded.sha256 or ""
@@ -127,6 +126,9 @@ def warn_of_other_files(loaded: LoadedModel, adapter: Path) -> None:
             )
 
 
+def ends_of(model: Any) -> tuple[int, ...]:
+    """Return the tokens at which a model's generation configuration stops."""
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return () if ends is None else tuple(map(int, ends)) if isinstance(ends, (list, tuple)) else (int(ends),)
 
 

@@ -230,8 +230,6 @@ def _harness() -> Any:
 
 def _loaded(target: EvalTarget) -> LoadedModel:
     settings = target.base_model
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     base_model = load_base_model(settings, adapter=target.adapter)
     known = (target.trained_on, base_model.sha256)
     if None not in known and len({len(sha or "") for sha in known}) == 1 and known[0] != known[1]:
