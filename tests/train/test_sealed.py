@@ -391,6 +391,14 @@ def test_a_token_that_only_the_tokenizer_has_is_named_with_its_row_and_pads_noth
     assert loaded.model.generation_config.pad_token_id == loaded.tokenizer.pad_token_id == tokenizer.eos_token_id
 
 
+def test_a_skill_too_short_for_a_core_is_refused_before_training(data, tmp_path, capsys):
+    file = written(tmp_path / "short.jsonl", [{"text": "a"}, {"text": "b"}])
+    words = command({**data, "news": file}, tmp_path / "out", "--method", "inc-lora-hard")
+    said = refused(words, capsys, "short has 2 different tokens, but a core needs at least 4 feature rows; give more text")
+    assert "training" not in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_rank_that_the_fold_would_cut_is_refused_with_a_way_out(data, tmp_path, capsys):
     asked = command(data, tmp_path / "out", "--rank", "128", "--dry-run")
     refused(asked, capsys, "--rank 128: fold-64 folds what it learns into an adapter of rank 64", "--set FoldedPerTask.rank=128")
@@ -565,25 +573,25 @@ def test_a_stopped_skill_goes_on_from_another_folder_and_where_it_was_moved(fini
         if named["out"].name == module.UNPROTECTED:
             raise Interrupted("enough")
 
-    monkeypatch.chdir(tmp_path)
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "run_sequence", interrupted)
-        assert main(command(data, "out", "--compare")) == 75
-    shutil.copytree("out", "moved")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    for out in (Path("../out"), tmp_path / "moved"):
     def scored(*args):
         threads.add(torch.get_num_threads())
         return score(*args)
 
-        torch.set_num_threads(2)  # as OMP_NUM_THREADS of another shell
+    monkeypatch.chdir(tmp_path)
     torch.set_num_threads(2)  # as OMP_NUM_THREADS of a shell
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "run_sequence", interrupted)
+        patched.setattr(module.stages, "score_tasks", scored)
+        assert main(command(data, "out", "--compare")) == 75
+    assert threads == {1}
+    shutil.copytree("out", "moved")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for out in (Path("../out"), tmp_path / "moved"):
+        torch.set_num_threads(2)  # as OMP_NUM_THREADS of another shell
         assert main(command(data, out, "--compare")) == 0
         assert torch.get_num_threads() == 1
-        patched.setattr(module.stages, "score_tasks", scored)
         assert left(out) == left(finished)
-    assert threads == {1}
 
 
 def started(words):

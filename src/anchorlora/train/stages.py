@@ -45,7 +45,7 @@ from anchorlora.data import Encoder, Sample, TextFiles, TextSource, read_samples
 from anchorlora.data.rows import row_of
 from anchorlora.data.sample_files import samples_in
 from anchorlora.data.templates import stop_ids
-from anchorlora.data.text import count_rows
+from anchorlora.data.text import count_rows, token_ids
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import JoinedCore, joined_within
 from anchorlora.methods import Method
@@ -64,6 +64,7 @@ from anchorlora.store.predictions import read_predictions
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.seal import LARGEST_SEALED, sealed_folder
 from anchorlora.store.tensors import write_tensors
+from anchorlora.text import amount
 from anchorlora.train import kept
 from anchorlora.train.judge import Comparison
 from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, UNREAD, SkillRequest, earlier_sources, leaves_cores, reads_cores
@@ -124,6 +125,8 @@ def before(teaching: Teaching) -> None:
     room = session.room(recipe.training.max_tokens)
     of_run = facts_of_run(request, session)
     request.recipe(folder, method, of_run)  # what does not go together is refused before text is written and read
+    if leaves_cores(request, method):
+        _refuse_short(teaching, recipe.features.at_least, room)
     for part in parts:
         if part.source == SELF:
             _write_own_text(teaching, part, adapted, room)
@@ -207,6 +210,19 @@ def parts_of(request: SkillRequest, method: Method, rows: Sequence[Mapping[str, 
                 "keep its text with --keep FILE"
             )
     return parts
+
+
+def _refuse_short(teaching: Teaching, at_least: int, room: int) -> None:
+    name, kinds = teaching.request.name, set[int]()
+    samples = islice(teaching.files.rows_of(name, "train"), kept.MOST_ROWS)
+    for ids in token_ids(samples, teaching.session.tokenizer, max_tokens=room):
+        kinds.update(ids)
+        if len(kinds) >= at_least:
+            return
+    raise InvalidValue(
+        f"{name} has {amount(len(kinds), 'different token')}, but a core needs at least {amount(at_least, 'feature row')}; give "
+        "more text"
+    )
 
 
 def _write_own_text(teaching: Teaching, part: kept.Kept, adapted: Any, room: int) -> None:
