@@ -5,9 +5,10 @@ import subprocess
 import pytest
 
 import small
-from anchorlora.data import Benchmark
+from anchorlora.data import Benchmark, importing
 from anchorlora.data.importing import agrees, import_benchmark, verify_benchmark
 from anchorlora.data.manifest import facts_of, official
+from anchorlora.errors import InvalidValue
 
 
 @pytest.fixture
@@ -96,6 +97,20 @@ def test_a_failing_import_leaves_nothing_behind(source, tmp_path):
     with pytest.raises(ValueError, match="toys/test.json: not complete JSON"):
         import_benchmark(str(source), tmp_path / "to")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["source"]
+
+
+def test_of_two_imports_at_once_the_second_ends_in_one_line_and_spoils_nothing(source, tmp_path, monkeypatch):
+    checked, to = importing._readable, tmp_path / "data/to"
+
+    def after_another(*args, **named):
+        monkeypatch.setattr(importing, "_readable", checked)
+        import_benchmark(str(source), to)
+
+    monkeypatch.setattr(importing, "_readable", after_another)
+    with pytest.raises(InvalidValue, match="to exists already; import into a new folder"):
+        import_benchmark(str(source), to)
+    assert all(map(agrees, verify_benchmark(to).values()))
+    assert list(to.parent.iterdir()) == [to]
 
 
 def test_wrong_sources_and_targets_are_named(source, tmp_path):

@@ -28,8 +28,7 @@ PARTS = ("labels.json", "train.json", "test.json")
 
 def import_benchmark(source: str, to: Path) -> dict[str, Any]:
     """Copy a benchmark into a new folder, once every split is read and its labels are checked; a failure leaves nothing."""
-    if to.exists():
-        raise InvalidValue(f"{to} exists already; import into a new folder")
+    _refuse_existing(to)
     with _fetch(source) as root, _made_for(to), tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as workshop:
         groups, instructions, origin = _locate(root)
         declared = Manifest.beside(groups)
@@ -62,8 +61,17 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
             for split in ("train", "test"):
                 if (benchmark.root / benchmark.task(name).group / name / f"{split}.json").is_file():
                     _readable(benchmark, name, split, shown=without_secrets(source))
-        made.rename(to)
+        try:
+            made.rename(to)
+        except OSError:
+            _refuse_existing(to)  # another process has made it meanwhile
+            raise
     return manifest
+
+
+def _refuse_existing(to: Path) -> None:
+    if to.exists():
+        raise InvalidValue(f"{to} exists already; import into a new folder")
 
 
 def verify_benchmark(root: Path) -> dict[str, str]:
