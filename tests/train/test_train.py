@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
 
 import models
-from anchorlora import embedded
+from anchorlora import audit, embedded
 from anchorlora.adapters import read_adapter
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
@@ -322,6 +322,12 @@ def test_a_chain_keeps_all_earlier_skills_without_their_data(taught, data, tmp_p
         assert torch.linalg.norm(inside) ** 2 == pytest.approx(core.k, rel=1e-5)
     assert found["rank"] == 32
     assert "questions=" in capsys.readouterr().out
+    cores = out / "skill/before/cores.safetensors"
+    note = f"{out} has cores of what came before: --cores {cores} measures on these"
+    assert note in audit(taught, out).notes
+    of_cores = audit(taught, out, cores=cores)
+    assert of_cores.audited.overall.status == "preserved"
+    assert note not in of_cores.notes
 
 
 def test_the_same_size_trains_the_old_adapter_further(taught, data, tmp_path):

@@ -82,6 +82,9 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
             f"the cores of {ask.cores} were made with another adapter than {before}, so they protect the features of that "
             "adapter's task"
         )
+    known = end.cores_before
+    if known is not None and ask == AuditRequest(model=ask.model):
+        notes.append(f"{after} has cores of what came before: --cores {known} measures on these")
     layers = {layer: _block_layer(layer, layer_blocks, find) for layer, layer_blocks in blocks.items()} | layers
     unique = tuple(dict.fromkeys(notes))
     storage, audited = type_name(stored), Audited.of(layers)

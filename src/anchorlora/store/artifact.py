@@ -20,6 +20,7 @@ from anchorlora.store.record import Record
 from anchorlora.store.run_folder import (
     ADAPTER,
     CONFIG_FILE,
+    CORES_FILE,
     RunFolder,
     TaskFolder,
     refuse_altered,
@@ -88,6 +89,14 @@ class Artifact:
             return None
         folder = self.run.task(self.number - 1, self.config.order[self.number - 2])
         return folder if folder.cores.is_file() and folder.adapter.is_dir() else None
+
+    @property
+    def cores_before(self) -> Path | None:
+        """File of the cores of what came before the task, if its run has one."""
+        if self.run is not None and self.run.is_taught:
+            file = self.run.skill / "before" / CORES_FILE
+            return file if file.is_file() else None
+        return self.previous.cores if self.previous else None
 
     def named_in(self, model: str | None = None) -> str:
         """Return the file or option that names the base model, for messages.
