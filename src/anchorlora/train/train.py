@@ -50,9 +50,7 @@ def train_skill(
     execution: Mapping[str, Any] | None = None,
     margin: Margin = DEFAULT_MARGIN,
 ) -> Verdict:
-    """Teach a model a skill, keep what it could do, and return how that went. A folder of the same request resumes where it
-    stopped.
-    """
+    """Teach a model a skill, keep what it could do, and return how that went; a folder of the same request goes on."""
     if not (out / SKILL / REQUEST).exists():
         sealed.refuse_others(request, out)
         refuse_early(request, request.method_in(methods))
