@@ -147,6 +147,44 @@ def test_answers_are_drawn_where_peft_calls_the_forward_of_the_base_past_its_hoo
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
 
 
+def test_losses_of_batches_count_their_examples_and_a_wrapper_may_return_the_loss_alone(stack, monkeypatch):
+    """A batch counted as one example, so a brake was stronger by its size; a wrapper without logits was refused."""
+
+    class Wrapper(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids):
+            return self.model(input_ids=ids, labels=labelled(ids)).loss
+
+    ids, wrapper = texts(4), Wrapper(stack.model)
+
+    def past(count, of):
+        rows = iter(ids.split(count))
+        anchor = replace(stack.anchor(losses=lambda _: (of(some) for some in rows)), model=wrapper)
+        shares = iter(torch.linspace(0.1, 0.9, 4 * ANSWER, dtype=torch.float64))  # the same draws, however many come at once
+        monkeypatch.setattr(torch, "rand", lambda n, *_, **__: torch.stack([next(shares) for _ in range(n)])[:, None])
+        return AnswerSensitivity(examples=4).end_task(anchor)
+
+    singles, batches = past(1, wrapper), past(2, wrapper)
+    assert max(float(tensor.abs().max()) for tensor in singles.values()) > 0
+    for name, tensor in singles.items():
+        if tensor.ndim == 2:
+            assert torch.allclose(batches[name] @ batches[name].T, tensor @ tensor.T, rtol=1e-4, atol=1e-9)
+
+
+def test_dropout_is_off_while_examples_are_read(stack):
+    """PEFT leaves the dropout of a new adapter in training mode, whatever mode the model is in."""
+    anchor = stack.anchor(losses=losses_of(stack.model, texts(3)))
+    plain = AnswerSensitivity().end_task(anchor)
+    for module in lora_layers(stack.model).values():
+        module.lora_dropout["default"] = torch.nn.Dropout(0.5).train()
+    dropped = AnswerSensitivity().end_task(anchor)
+    assert all(torch.equal(tensor, dropped[name]) for name, tensor in plain.items())
+    assert all(module.lora_dropout["default"].training for module in lora_layers(stack.model).values())
+
+
 def test_what_is_remembered_has_a_constant_size_and_the_whole_trace(stack):
     kept, past, sizes, traces = AnswerSensitivity(examples=4, inputs=6, outputs=3), {}, [], []
     for task in range(3):

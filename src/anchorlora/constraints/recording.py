@@ -30,7 +30,8 @@ def answers_drawn(anchor: Anchor, examples: int, *, seed: int) -> Iterator[tuple
     draw = torch.Generator().manual_seed(seed)
     with record_examples(anchor, "AnswerSensitivity") as seen, torch.enable_grad():
         for losses in losses_together(anchor, examples):
-            yield len(losses), _rows_of_drawn(seen, losses, draw)
+            batch = len(seen.logits) if seen.logits is not None and seen.logits.ndim == 3 else 1  # one loss may be of several texts
+            yield max(len(losses), batch), _rows_of_drawn(seen, losses, draw)
 
 
 def _rows_of_drawn(seen: ExampleRecord, losses: Tensor, draw: Any) -> Rows:
@@ -162,11 +163,12 @@ def record_examples(anchor: Anchor, who: str) -> Iterator[ExampleRecord]:
 
     def keep(module: Any, args: tuple, output: Any) -> None:
         """Keep the logits, which answers are drawn from."""
-        seen.logits = getattr(output, "logits", None)
+        seen.logits = getattr(output, "logits", seen.logits)  # a wrapper may return the loss alone
 
     def clear(module: Any, args: tuple) -> None:
         """Forget the calls of the pass before."""
         seen.calls.clear()
+        seen.logits = None
 
     with ExitStack() as until_the_end:
         # what was compiled before runs no hooks that came later
@@ -179,5 +181,6 @@ def record_examples(anchor: Anchor, who: str) -> Iterator[ExampleRecord]:
             until_the_end.enter_context(whole.register_forward_hook(keep))
         for module in anchor.model.modules():
             until_the_end.callback(setattr, module, "training", module.training)
+            module.training = module.training and not isinstance(module, torch.nn.Dropout)
         until_the_end.enter_context(without_empty(anchor.model))
         yield seen
