@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 import models
-from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, measure, protect
+from anchorlora import Anchor, AnswerSensitivity, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, measure, protect
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.errors import NotFinite
 from anchorlora.integrations.base import CallbackBase
@@ -155,6 +156,30 @@ def test_cores_of_other_layers_are_refused_by_name():
     layer, core = cores.popitem()
     with pytest.raises(LookupError, match=f"no cores for {layer} and 0 others; cores for elsewhere"):
         blocks.anchor(cores={**cores, "elsewhere": core})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"cores": "old.safetensors"}, r"cores is a str; .* read_cores\(FILE\)"),
+        ({"past": AnswerSensitivity()}, "past is a .*end_task"),
+    ],
+)
+def test_what_is_no_mapping_is_refused_with_what_makes_one(given, said):
+    blocks, _ = adapted()
+    with pytest.raises(TypeError, match=said):
+        Anchor.of(blocks.model, **given)
+    with pytest.raises(TypeError, match=said):
+        CallbackBase(**given).begin(blocks.model, torch.optim.AdamW(blocks.trainable()))
+
+
+@pytest.mark.filterwarnings("ignore")  # PEFT's own, of the second adapter
+def test_a_model_that_was_adapted_twice_is_refused_with_the_remedy():
+    """As where a cell of a notebook is run again."""
+    config = LoraConfig(r=2, target_modules=["q_proj"])
+    twice = get_peft_model(get_peft_model(models.qwen3(), config), config)
+    with pytest.raises(LookupError, match="holds 2 PEFT models; .* load the base model anew if get_peft_model was called twice"):
+        Anchor.of(twice)
 
 
 @pytest.mark.parametrize("every", [0, -3])

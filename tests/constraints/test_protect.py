@@ -583,6 +583,16 @@ def test_a_frozen_factor_whose_companion_does_not_train_is_refused():
     assert all(layer.factor("B").requires_grad for layer in anchor.layers)
 
 
+@pytest.mark.parametrize("constraints", [SFOR, [ProjectDisplacement("A")]])
+def test_an_adapter_that_is_loaded_without_being_trainable_is_refused(constraints):
+    anchor = anchor_of()
+    for parameter in parameters(anchor):
+        parameter.requires_grad_(False)
+    refused = pytest.raises(ValueError, match="all factors are frozen; load the adapter with is_trainable=True")
+    with refused, protect(optimizer_for(anchor, "adamw"), anchor, constraints):
+        pass
+
+
 def test_cores_may_be_tensors_with_orthonormal_columns():
     blocks = AdapterStack(models.qwen3(), targets=("q_proj",), rank=2, alpha=4)
     V = {name: torch.linalg.qr(torch.randn(64, 3)).Q for name in lora_layers(blocks.model)}

@@ -120,6 +120,13 @@ class Anchor:
         """
         if losses is not None and not callable(losses):
             raise InvalidType(f"losses is a {type(losses).__name__}; give a function of a count n that yields n losses")
+        for name, mapping, source in (
+            ("cores", cores, "read_cores(FILE)"),
+            ("wides", wides, "a FeatureStore"),
+            ("past", past, "AnswerSensitivity().end_task(anchor)"),
+        ):
+            if not isinstance(mapping, Mapping):
+                raise InvalidType(f"{name} is a {type(mapping).__name__}; give a mapping, as {source} returns one")
         refuse_flat_parameters(model)
         if any(parameter.requires_grad for parameter in model.parameters()):
             keep_unpacked(model)

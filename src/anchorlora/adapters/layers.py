@@ -198,7 +198,10 @@ def base_model_in(model: nn.Module) -> nn.Module:
     """Return the base model inside a PEFT model, whatever wraps that; a model without PEFT is returned itself."""
     adapted = [module for module in model.modules() if isinstance(module, PeftModel)]
     if len(adapted) > 1:
-        raise UnknownName(f"{type(model).__name__} holds {len(adapted)} PEFT models; give the one that trains")
+        raise UnknownName(
+            f"{type(model).__name__} holds {len(adapted)} PEFT models; give the one that trains, or load the base model anew if "
+            "get_peft_model was called twice"
+        )
     return adapted[0].base_model.model if adapted else model
 
 

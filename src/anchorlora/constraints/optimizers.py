@@ -40,6 +40,8 @@ def innermost(optimizer: Any) -> Optimizer:
 def refuse_others_factors(optimizer: Optimizer, anchor: Anchor) -> None:
     """Refuse factors that train in another optimizer: nothing here would protect them."""
     moved = moved_by(optimizer)
+    if anchor.layers and not any(layer.factor(name).requires_grad for layer in anchor.layers for name in layer.names):
+        raise InvalidValue("nothing can train: all factors are frozen; load the adapter with is_trainable=True")
     for layer in anchor.layers:
         for name in layer.names:
             parameter = layer.factor(name)

@@ -40,7 +40,8 @@ class CallbackBase:
         self.constraints = None if constraints is None else as_constraints(constraints)
         self.check_every = check_every
         self.also_training = (also_training,) if isinstance(also_training, str) else tuple(also_training)
-        self.anchoring: dict[str, Any] = {"cores": dict(cores), "wides": dict(wides), "past": dict(past)}  # which can be pickled
+        self.anchoring: dict[str, Any] = {"cores": cores, "wides": wides, "past": past}
+        self.anchoring = {name: dict(m) if isinstance(m, Mapping) else m for name, m in self.anchoring.items()}  # can be pickled
         self.anchoring |= {"adapter_name": adapter_name, "history": history}
         self.anchor, self.own_anchor = anchor, anchor is not None
         self.stack = ExitStack()
