@@ -27,9 +27,11 @@ from anchorlora import (
 )
 from anchorlora.adapters import activate, realized_weights
 from anchorlora.adapters.stack import HISTORY
+from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue, NotFinite, ProtectionLost
 from anchorlora.integrations.trainer import StepRecorderCallback
 from anchorlora.measurement import StepRecorder, WeightDirections
+from anchorlora.models.load import load_base_model
 from loops.cases import STAGES, STAGES_REFUSED, TRAINER, TRAINER_REFUSED
 from loops.setting import CLIP, SETTINGS, Setting, base_model, learned, loss_of, steps_of, tokens, verdict
 
@@ -105,6 +107,35 @@ def test_a_half_precision_adapter_is_refused_when_training_begins(row, note, tmp
         trainer_of(row, setting, tmp_path, callback).train()
     assert all(torch.equal(before[name], p) for name, p in setting.model.named_parameters())
     note(row, str(error.value))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", ["fresh", "learned", "learned, with an anchor"])
+def test_an_adapter_over_a_quantized_model_trains_in_float32_though_trl_casts_it(how, small_model, tmp_path):
+    """TRL's trainers cast what trains over a quantized model to bfloat16 in their constructor; the remedy led to the same error."""
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    trl = pytest.importorskip("trl", reason="trl is not installed")
+    base = load_base_model(BaseModelSettings(model=str(small_model), quantized="nf4")).model
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    draw = torch.Generator().manual_seed(0)
+    for layer in Anchor.of(model).layers if "learned" in how else ():
+        layer.factor("B").data.normal_(0.0, 0.05, generator=draw)
+    width = model.config.hidden_size
+    cores = {x.name: torch.linalg.qr(torch.randn(width, 4, generator=draw)).Q for x in Anchor.of(model).layers}
+    anchor = Anchor.of(model, cores=cores) if "anchor" in how else None
+    callback = ProtectionCallback(**({"anchor": anchor} if anchor else {"cores": cores}))
+    config = trl.SFTConfig(str(tmp_path), max_steps=2, **QUIET, bf16=False, gradient_checkpointing=False)
+
+    def trainer():
+        return trl.SFTTrainer(model, config, train_dataset=data(), processing_class=tokenizer(), callbacks=[callback])
+
+    if how == "learned":
+        with pytest.raises(TypeError, match=r"was rounded to bfloat16 at .*q_proj, as TRL does; .* anchor=Anchor\.of"):
+            trainer()
+        return
+    trainer().train()
+    assert measure(callback.anchor).exact
+    assert all(layer.factor(name).dtype == torch.float32 for layer in callback.anchor.layers for name in layer.names)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -13,12 +13,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from anchorlora.adapters import activate
+from anchorlora.adapters import Anchor, activate
 from anchorlora.adapters.attach import DEFAULT
 from anchorlora.constraints import innermost
 from anchorlora.errors import InvalidType, InvalidValue
@@ -87,6 +88,7 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
         """
         trainer = _find_trainer()
         if trainer is not None:
+            self._undo_cast(trainer.model)
             trainer.train = self._release_after(trainer, trainer.train)
             trainer.create_optimizer = self._activate_after(trainer, trainer.create_optimizer)
 
@@ -141,6 +143,23 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
             control: The trainer's control.
         """
         self.end()
+
+    def _undo_cast(self, model: Any) -> None:
+        # TRL casts factors over a quantized model to bfloat16 while it is constructed
+        if not (getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)):
+            return
+        anchor = self.anchor or Anchor.of(model, **self.anchoring)
+        for layer in anchor.layers:
+            live = [layer.factor(name) for name in layer.names]
+            if all(factor.dtype != torch.bfloat16 for factor in live):
+                continue
+            if not self.own_anchor and bool(layer.factor("B").any()):
+                raise InvalidType(
+                    f"a learned adapter over a quantized model was rounded to bfloat16 at {layer.name}, as TRL does; load it anew, "
+                    "and give the callback an anchor that is made before the trainer: anchor=Anchor.of(model, cores=cores)"
+                )
+            for name, factor in zip(layer.names, live, strict=True):
+                factor.data = layer.start_factor(name).to(torch.float32, copy=True)
 
     def _release_after(self, trainer: Trainer, train: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(train)
