@@ -403,7 +403,7 @@ def test_what_is_no_adapter_and_no_run_is_refused(tmp_path, model, adapter):
         target_of(tmp_path / "runs")
     shutil.copytree(adapter, tmp_path / "runs/one/adapter")
     shutil.copytree(adapter, tmp_path / "runs/one/other")
-    with pytest.raises(ValueError, match=r"runs/one holds 2 adapters \(adapter, other\); give one of them"):
+    with pytest.raises(ValueError, match=r"runs/one holds 2 adapters \(adapter, other\); give one of them, or all as one"):
         target_of(tmp_path / "runs/one")
     fields = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(fields | {"base_model_name_or_path": None}))

@@ -75,7 +75,10 @@ class Artifact:
             return next(iter(self.adapters.values()))
         if not self.adapters:
             raise InvalidValue(f"{self.folder} holds a model's full weights and no adapter; give a run, a task, or an adapter")
-        raise InvalidValue(f"{self.folder} holds {len(self.adapters)} adapters ({', '.join(self.adapters)}); give one of them")
+        raise InvalidValue(
+            f"{self.folder} holds {len(self.adapters)} adapters ({', '.join(self.adapters)}); give one of them, or all as one "
+            "(AdapterStack.save)"
+        )
 
     @property
     def task(self) -> str | None:
