@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from anchorlora.adapters import NOTHING, AdaptedLayer, Anchor
 from anchorlora.adapters.sharding import as_split, local
 from anchorlora.constraints import ActiveConstraint, Constraint, ProjectDisplacement, protect
-from anchorlora.constraints.checks import not_finite
+from anchorlora.constraints.checks import not_finite, true_precision
 from anchorlora.constraints.created import constraints_for
 from anchorlora.constraints.protect import as_constraints
 from anchorlora.constraints.watch import CHECK_EVERY
@@ -91,8 +91,10 @@ class CallbackBase:
         if self.constraints is None:
             constraints = self.chosen = chosen or constraints_for(self.anchor)
         kept = starts and any("displacement" in getattr(constraint, "closes", ()) for constraint in constraints)
-        kept = kept and not_finite(self.anchor) is None  # else `protect` says so
-        if kept and (moved := ProjectDisplacement("A").begin_task(self.anchor).violation()):
+        with true_precision(self.anchor):
+            kept = kept and not_finite(self.anchor) is None  # else `protect` says so
+            moved = ProjectDisplacement("A").begin_task(self.anchor).violation() if kept else None
+        if moved:
             raise InvalidValue(f"the checkpoint was trained with other cores: {moved}; give those that its training began with")
         self.active = self.stack.enter_context(protect(optimizer, self.anchor, constraints, **how))
         needy = [type(c).__name__.strip("_") for c in self.active if type(c).loss is not ActiveConstraint.loss]
