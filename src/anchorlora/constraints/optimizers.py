@@ -40,8 +40,6 @@ def innermost(optimizer: Any) -> Optimizer:
 def refuse_others_factors(optimizer: Optimizer, anchor: Anchor) -> None:
     """Refuse factors that train in another optimizer: nothing here would protect them."""
     moved = moved_by(optimizer)
-    if anchor.layers and not any(layer.factor(name).requires_grad for layer in anchor.layers for name in layer.names):
-        raise InvalidValue("nothing can train: all factors are frozen; load the adapter with is_trainable=True")
     for layer in anchor.layers:
         for name in layer.names:
             parameter = layer.factor(name)
@@ -69,6 +67,8 @@ def refuse_unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Coll
             f"{others[0]}{more} beside the protected layers, and nothing keeps what they were; freeze them, or name their modules "
             f"in also_training{how}"
         )
+    if anchor.layers and not any(layer.factor(name).requires_grad for layer in anchor.layers for name in layer.names):
+        raise InvalidValue("nothing can train: all factors are frozen; load the adapter with is_trainable=True")
 
 
 UNNAMED = "a parameter of shape "
