@@ -75,8 +75,10 @@ def test_missing_files_are_named(adapter):
     with pytest.raises(ValueError, match=r"adapter_model.safetensors is missing"):
         read_adapter(adapter)
     (adapter / "adapter_config.json").unlink()
-    with pytest.raises(ValueError, match=r"adapter_config.json is missing; give the folder of a saved PEFT adapter$"):
-        read_adapter(adapter)
+    (adapter / "rows.jsonl").write_text("{}")
+    for place in (adapter, adapter / "rows.jsonl"):
+        with pytest.raises(ValueError, match=r"adapter_config.json is missing; give the folder of a saved PEFT adapter$"):
+            read_adapter(place)
 
 
 def test_an_adapter_within_the_folder_that_is_given_is_named(adapter):

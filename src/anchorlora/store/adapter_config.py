@@ -27,7 +27,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
         config = load(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         inner = [config.parent for config in sorted(folder.glob(f"*/{CONFIG_FILE}"))]
         such = f", such as {inner[0]}" if inner else ""
         raise InvalidValue(f"{path} is missing; give the folder of a saved PEFT adapter{such}") from None

@@ -160,7 +160,7 @@ def artifact_in(folder: Path) -> Artifact:
     if run.is_taught or run.inputs.is_file():  # one without a seal has lost it, or goes on
         run.refuse_damaged_skill()
     refuse_damaged_adapter(folder)
-    if folder.is_file():
+    if folder.is_file() and any(folder.match(pattern) for pattern in WEIGHTS[1:]):
         return Artifact("model", folder, {})
     if run.has_begun:
         return _of_run(folder, RunFolder.open(folder))
