@@ -212,6 +212,8 @@ def test_an_optimizer_of_other_parameters_is_refused():
     deep = copy.deepcopy(parameters(anchor))
     with pytest.raises(ValueError, match="not in this optimizer"), protect(torch.optim.SGD(deep, lr=1.0), anchor, []):
         pass
+    with pytest.raises(TypeError, match=r"anchor is a Linear; give Anchor.of\(model, cores=cores\)"):
+        protect(half, torch.nn.Linear(1, 1), []).__enter__()
 
 
 def test_optimizers_whose_steps_cannot_be_followed_are_refused():

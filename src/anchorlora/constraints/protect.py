@@ -121,6 +121,8 @@ def protect(
     """
     also_training = (also_training,) if isinstance(also_training, str) else tuple(also_training)
     chosen = as_constraints(constraints)
+    if isinstance(anchor, torch.nn.Module):
+        raise InvalidType(f"anchor is a {type(anchor).__name__}; give Anchor.of(model, cores=cores)")
     inner = innermost(optimizer)
     flags = [(p, p.requires_grad) for layer in anchor.layers for p in map(layer.factor, layer.names)]
     refuse_others_factors(inner, anchor)
