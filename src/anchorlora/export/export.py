@@ -39,7 +39,7 @@ from anchorlora.export.source import ExportSource
 from anchorlora.geometry import Factors, one_scale, scaled_change, truncated
 from anchorlora.measurement import Drift, measure
 from anchorlora.measurement.adapters import layers
-from anchorlora.models.load import ends_of, load_weights, stops_of
+from anchorlora.models.load import ends_of, load_weights, same_files, stops_of
 from anchorlora.models.tokenizer import of_adapter
 from anchorlora.models.trust import asked_for
 from anchorlora.store.adapter_config import read_config
@@ -293,11 +293,8 @@ def compare_logits(live: Tensor, written: Tensor, bare: Tensor) -> Logits:
     )
 
 
-def _same(source: ExportSource, sha256: str | None) -> bool | None:
-    """Return whether the run was trained on these very weights; hashes of folders and commits of the hub cannot be compared."""
+def _same(source: ExportSource, sha256: str | None) -> bool | None:  # weights as those that the run was trained on
     if source.record is None:
         return None
-    known, quantized = source.record.base_model.sha256, " over " in source.record.base_model.dtype
-    if quantized:
-        return False
-    return known == sha256 if known and sha256 and len(known) == len(sha256) else None
+    base = source.record.base_model
+    return False if " over " in base.dtype else same_files(base.sha256, sha256)  # a quantized model has other weights

@@ -111,14 +111,18 @@ def load_base_model(settings: BaseModelSettings, *, adapter: Path | None = None)
     return LoadedModel(model, tokenizer, str(settings.model), revision, fingerprint, kind, device, parameters, hashes)
 
 
+def same_files(sha256: str | None, other: str | None) -> bool | None:
+    """Return whether two models have the same files; None if nobody knows, as of a folder and a commit of the hub."""
+    return sha256 == other if sha256 and other and len(sha256) == len(other) else None
+
+
 def warn_of_other_files(loaded: LoadedModel, adapter: Path) -> None:
     """Warn if a run trained an adapter on a model of other files than one that is loaded; it may be the same, stored otherwise."""
-    run, now = run_of(adapter), loaded.sha256 or ""
+    run = run_of(adapter)
     if run is None:
         return
     with suppress(InvalidValue):  # whoever reads the record says what is wrong with it
-        then = read_record(run.record_file).base_model.sha256 or ""
-        if then != now and len(then) == len(now):  # else one is a commit of the hub
+        if same_files(read_record(run.record_file).base_model.sha256, loaded.sha256) is False:
             warnings.warn(
                 f"the files of {loaded.name} are not those that {adapter} was trained on; if the weights differ, nothing that was "
                 "measured there holds here",

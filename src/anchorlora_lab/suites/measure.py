@@ -28,7 +28,7 @@ from anchorlora.adapters.files import read_adapter
 from anchorlora.config import BaseModelSettings
 from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue, MissingExtra
-from anchorlora.models.load import LoadedModel, ends_of, fingerprint_of, load_base_model, tokenizer_of
+from anchorlora.models.load import LoadedModel, ends_of, fingerprint_of, load_base_model, same_files, tokenizer_of
 from anchorlora.models.tokenizer import TOKENIZER_CONFIG
 from anchorlora.models.trust import asked_for
 from anchorlora.paths import expanded
@@ -231,8 +231,7 @@ def _harness() -> Any:
 def _loaded(target: EvalTarget) -> LoadedModel:
     settings = target.base_model
     base_model = load_base_model(settings, adapter=target.adapter)
-    known = (target.trained_on, base_model.sha256)
-    if None not in known and len({len(sha or "") for sha in known}) == 1 and known[0] != known[1]:
+    if same_files(target.trained_on, base_model.sha256) is False:
         raise InvalidValue(
             f"the model {settings.model} is not the one that {target.home} was trained on: their hashes differ; put its files "
             "back, or give that one with --model"
