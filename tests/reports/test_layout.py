@@ -19,7 +19,7 @@ from anchorlora_lab.report.figures import FIGURES, looks_of
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.layout import COLUMNS, Layout, value_of
 from anchorlora_lab.report.records import Run
-from anchorlora_lab.report.tables.pairs import compared
+from anchorlora_lab.report.tables.pairs import methods_to_compare
 from anchorlora_lab.report.tables.scores import main_table
 
 OWN = "mine"
@@ -129,7 +129,7 @@ def test_every_other_method_is_compared_with_the_reference_and_stands_beside_it_
     runs = data.draw(grids())
     grid = Grid.of(runs)
     reference = data.draw(st.sampled_from(grid.methods))
-    assert compared(grid, reference) == [(method, reference) for method in grid.methods if method != reference]
+    assert methods_to_compare(grid, reference) == [(method, reference) for method in grid.methods if method != reference]
     for asked in (None, reference):
         figure = FIGURES["stages"](runs, looks_of(runs), asked)
         named = {text.get_text().split(" (")[0] for text in figure.legends[0].get_texts()}

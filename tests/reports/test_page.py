@@ -5,6 +5,7 @@ import io
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import made
@@ -35,7 +36,8 @@ def written(folder):
 @pytest.mark.vector
 def test_a_report_has_every_table_in_four_forms_and_every_figure(tmp_path, monkeypatch):
     for form in ("png", "pdf"):  # which take longest; test_figures draws them
-        monkeypatch.setitem(style.WRITERS, form, lambda figure: lambda out, metadata: out.write(b"drawn"))
+        drawn = SimpleNamespace(**{f"print_{form}": lambda out, metadata: out.write(b"drawn")})
+        monkeypatch.setitem(style.CANVASES, form, lambda figure, drawn=drawn: drawn)
     grid = made.grid(("seq-lora", "projected-lora", "sfor", "inc-lora", "o-lora", "o-lora-hard"), seeds=(38, 42))
     made.save(tmp_path / "runs/grid", *grid)
     made.traced(tmp_path / "runs/traces")

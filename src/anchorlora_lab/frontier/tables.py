@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from anchorlora.pages.table import Column, Table, Value
 from anchorlora_lab.report.figures.style import COLORS, LINES, OTHERS, REFERENCE
 from anchorlora_lab.report.grid import pivot
-from anchorlora_lab.report.records import grouped
+from anchorlora_lab.report.records import group_by
 
 PLAIN, BEFORE = "plain", "before"
 SLACK = 0.5  # points of learning that a row may lack of plain LoRA's best
@@ -91,13 +91,13 @@ def points_of(records: Iterable[Mapping[str, Any]]) -> list[Point]:
 
 def settings_of(points: Sequence[Point]) -> dict[Setting, list[Point]]:
     """Points by setting; a setting without all clusters of the row is left out."""
-    clusters, by = {point.cluster for point in points}, grouped(points, lambda point: point.setting)
+    clusters, by = {point.cluster for point in points}, group_by(points, lambda point: point.setting)
     return {setting: members for setting, members in by.items() if {point.cluster for point in members} == clusters}
 
 
 def chosen(points: Sequence[Point]) -> dict[str, tuple[Setting, bool]]:
     """Each row's setting by the rule at `points`, and whether it learns as much as plain LoRA, on the clusters that both have."""
-    rows = grouped(points, lambda point: point.row)
+    rows = group_by(points, lambda point: point.row)
     settings: dict[str, tuple[Setting, bool]] = {}
     for name, members in rows.items():
         both = (members, rows.get(PLAIN, []))
@@ -150,7 +150,7 @@ def difference(pairs: Sequence[tuple[Point, Point]]) -> Difference:
 
 
 @dataclass(frozen=True)
-class Entry:
+class RowResult:
     """A row of the table: its chosen setting, what it gives there, and how that differs from plain LoRA."""
 
     name: str
@@ -195,9 +195,9 @@ def frontier_table(records: Sequence[Mapping[str, Any]], title: str, *, choosing
         members = [point for point in test if (point.row, point.setting) == (name, setting)]
         pairs = [(p, by_place.get((PLAIN, settings[PLAIN][0], p.cluster))) for p in members]
         if both := [(a, b) for a, b in pairs if b is not None]:
-            entries.append(Entry(name if enough else f"{name} †", data[name], setting, members, difference(both)))
+            entries.append(RowResult(name if enough else f"{name} †", data[name], setting, members, difference(both)))
     entries.sort(key=lambda entry: ("†" in entry.name, -entry.mean(lambda p: p.kept)))
-    measures: list[tuple[Column, Callable[[Entry], Value]]] = [
+    measures: list[tuple[Column, Callable[[RowResult], Value]]] = [
         (Column("row"), lambda e: e.name),
         (Column("data"), lambda e: e.data),
         (Column("rate, epochs, scale"), lambda e: "{:g}, {}, {:g}".format(*e.setting)),

@@ -60,12 +60,8 @@ class Chapter:
 
     def with_tables(self, change: Callable[[Table], Table]) -> Chapter:
         """Return the chapter with every table changed."""
-
-        def all_of(tables: Sequence[Table]) -> tuple[Table, ...]:
-            return tuple(map(change, tables))
-
-        sections = tuple(replace(s, tables=all_of(s.tables), folded=all_of(s.folded)) for s in self.sections)
-        return replace(self, sections=sections, main=all_of(self.main))
+        sections = (replace(s, tables=(*map(change, s.tables),), folded=(*map(change, s.folded),)) for s in self.sections)
+        return replace(self, sections=tuple(sections), main=tuple(map(change, self.main)))
 
     @property
     def tables(self) -> list[Table]:
@@ -81,7 +77,7 @@ def chapters_of(studies: Sequence[Study]) -> list[Chapter]:
         chapters.append(chapter.with_tables(lambda table, prefix=study.prefix: table.called(prefix + table.name)))  # type: ignore[misc]
     across = tuple(base_model_tables(studies))
     if across:
-        runs = tuple(run for cells in runs_by_base_model(studies) for mine in cells.values() for run in mine)
+        runs = tuple(run for cells in runs_by_base_model(studies) for group in cells.values() for run in group)
         section = Section("Scores by base model", ("base-models",), across)
         chapters.append(Chapter("Several base models", WORDS["chapters"]["base models"], (section,), across[:1], spanned=runs))
     return chapters
@@ -125,7 +121,7 @@ def _sequence(study: Study) -> Chapter:
         and _section("Energy retained by the cores", (energy_by_method(runs),), (energy_table(runs),), figures=("energy",)),
         _section("Cost", (cost_table(runs),), figures=("cost",)),
         _protocol(study),
-        _section("All runs", (), (triangle_table(run.record) for mine in grid.groups for run in mine)),
+        _section("All runs", (), (triangle_table(run.record) for group in grid.groups for run in group)),
     )
     sections = tuple(part for part in parts if part)
     return Chapter(study.title, f"{_what_ran(study)} {WORDS['chapters']['sequence']}", sections, scores[:1], footnote(runs), study)
@@ -133,8 +129,8 @@ def _sequence(study: Study) -> Chapter:
 
 def _trace(study: Study) -> Chapter:
     runs, families = study.runs, families_of(study.runs)
-    means = tuple(endpoint_table(mine, family=family) for family, mine in families.items())
-    deviations = tuple(endpoint_deviations(mine, family=family) for family, mine in families.items())
+    means = tuple(endpoint_table(of_family, family=family) for family, of_family in families.items())
+    deviations = tuple(endpoint_deviations(of_family, family=family) for family, of_family in families.items())
     parts = (
         _section("Where the change goes, step by step", (*means, *deviations), figures=("trajectories",)),
         _section("Optimizer steps before projection", (violation_table(runs),)),

@@ -10,7 +10,7 @@ known by the hash of its files, wherever they lay, or by its name if its record 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from anchorlora.pages.record import tasks_in
 from anchorlora.store.record import Record
 from anchorlora.text import file_name
 from anchorlora_lab.report.layout import AS_IS, Layout
-from anchorlora_lab.report.records import Run, by_method, grouped
+from anchorlora_lab.report.records import Run, by_method, group_by
 
 COMPARED = ("recipe", "base_model", "protocol")
 OWNED = (
@@ -58,13 +58,13 @@ def model_labels(runs: Sequence[Run]) -> dict[str, str]:
 def refuse_unlike(runs: Sequence[Run], *, axes: Collection[str] = ()) -> None:
     """Refuse runs that cannot share a table."""
     free = (*OWNED, *NOTED, *axes)
-    found = [{p: v for p, v in _facts(run).items() if not within(p, free)} for run in runs]
-    unlike = [
-        _difference(path, [(facts.get(path), run) for facts, run in zip(found, runs, strict=True) if not _silent(path, facts)])
-        for path in sorted({path for facts in found for path in facts})
+    known = [(run, {p: v for p, v in _facts(run).items() if not within(p, free)}) for run in runs]
+    unlike = [  # a file that a run never opened does not contradict one that another opened
+        _difference(path, [(facts.get(path), run) for run, facts in known if path in facts or not path.startswith("data.")])
+        for path in sorted({path for _, facts in known for path in facts})
     ]
-    for method, mine in by_method(runs).items() if not axes else ():
-        unlike.append(_difference(f"definition of {method}", [(run.record.method.definition, run) for run in mine]))
+    for method, group in by_method(runs).items() if not axes else ():
+        unlike.append(_difference(f"definition of {method}", [(run.record.method.definition, run) for run in group]))
     _refuse([line for line in unlike if line])
 
 
@@ -74,12 +74,12 @@ def alike(run: Run, other: Run) -> bool:
     """
     if run.record.recipe != other.record.recipe:
         return False
-    mine, theirs = ({p: v for p, v in _facts(each).items() if not within(p, (*OWNED, *NOTED))} for each in (run, other))
+    ours, others = ({p: v for p, v in _facts(r).items() if not within(p, (*OWNED, *NOTED))} for r in (run, other))
     shared = set(run.order) & set(other.order)
     if any(_primary(run, task) != _primary(other, task) for task in shared):
         return False
-    one_sided = {path for path in mine.keys() ^ theirs.keys() if not within(path, (*BY_TASK, "data"))}
-    return not one_sided and all(mine[path] == theirs[path] or within(path, OF_ALL) for path in mine.keys() & theirs.keys())
+    one_sided = {path for path in ours.keys() ^ others.keys() if not within(path, (*BY_TASK, "data"))}
+    return not one_sided and all(ours[path] == others[path] or within(path, OF_ALL) for path in ours.keys() & others.keys())
 
 
 def _primary(run: Run, task: str) -> str:
@@ -99,10 +99,10 @@ def refuse_other_starts(runs: Sequence[Run]) -> None:
 def footnote(runs: Sequence[Run]) -> str:
     """Return a sentence on the hosts, versions, and threads in which runs differ; empty if they agree."""
     known = [leaves(run.record, fields=("threads", "versions", "host", "protocol")) for run in runs]
-    found = [{path: value for path, value in facts.items() if within(path, NOTED)} for facts in known]
+    notes = [{path: value for path, value in facts.items() if within(path, NOTED)} for facts in known]
     parts = []
-    for path in sorted({path for facts in found for path in facts}):
-        values = sorted({str(facts.get(path, "absent")) for facts in found})
+    for path in sorted({path for facts in notes for path in facts}):
+        values = sorted({str(facts.get(path, "absent")) for facts in notes})
         if len(values) > 1:
             parts.append(f"{path} ({', '.join(values)})")
     return f"The runs differ in {'; '.join(parts)}." if parts else ""
@@ -116,18 +116,13 @@ def _facts(run: Run) -> dict[str, Any]:
     return facts
 
 
-def _silent(path: str, facts: Mapping[str, Any]) -> bool:
-    """A file that a run never opened does not contradict one that another opened."""
-    return path.startswith("data.") and path not in facts
-
-
 def _difference(path: str, values: Sequence[tuple[Any, Run]]) -> str:
     """ "path is X in FOLDER, Y in FOLDER", or nothing where all values are one."""
     first: dict[str, Run] = {}
     for value, run in values:
         first.setdefault("absent" if value is None else str(value), run)
-    told = ", ".join(f"{value:.80} in {run.folder}" for value, run in first.items())
-    return f"{path} is {told}" if len(first) > 1 else ""
+    values_there = ", ".join(f"{value:.80} in {run.folder}" for value, run in first.items())
+    return f"{path} is {values_there}" if len(first) > 1 else ""
 
 
 def _refuse(unlike: Sequence[str]) -> None:
@@ -182,14 +177,14 @@ def studies_of(runs: Sequence[Run]) -> list[Study]:
         return kind, run.record.recipe, labels[model_of(run)], tasks  # type: ignore[return-value]  # a kind
 
     # a run of one task may only have made the state that traces start from
-    groups = grouped([run for run in asked if len(run.order) > 1 or run.task1_state not in begun], key_of)
-    for (kind, *_), mine in groups.items():
-        refuse_unlike(mine)
-        _refuse_twice(mine)
+    groups = group_by([run for run in asked if len(run.order) > 1 or run.task1_state not in begun], key_of)
+    for (kind, *_), group in groups.items():
+        refuse_unlike(group)
+        _refuse_twice(group)
         if kind == "trace":
-            refuse_other_starts(mine)
-    sequences = [mine[0] for mine in groups.values() if len(mine[0].order) > 1]
-    for key in [key for key, mine in groups.items() if len(mine[0].order) == 1]:
+            refuse_other_starts(group)
+    sequences = [group[0] for group in groups.values() if len(group[0].order) > 1]
+    for key in [key for key, group in groups.items() if len(group[0].order) == 1]:
         if any(set(key[3]) <= set(first.order) and alike(first, groups[key][0]) for first in sequences):
             del groups[key]
     return [Study(key[0], tuple(groups[key]), _prefix(key, list(groups)), others) for key in sorted(groups)]

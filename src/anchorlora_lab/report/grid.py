@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 from anchorlora.pages.record import order_label, paper_order
 from anchorlora.pages.table import Column, Table, Value
 from anchorlora_lab.report.layout import NOTES, value_of
-from anchorlora_lab.report.records import Run, by_method, deviation_of, grouped, mean_of
+from anchorlora_lab.report.records import Run, by_method, deviation_of, group_by, mean_of
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Pair:
 
     def change(self, name: str) -> float | None:
         """Return the score of `one` minus the score of `other`, in percentage points; None if either is undefined."""
-        mine, theirs = value_of(self.one, name), value_of(self.other, name)
-        return None if mine is None or theirs is None else mine - theirs
+        value, other = value_of(self.one, name), value_of(self.other, name)
+        return None if value is None or other is None else value - other
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Grid:
 
     def of_method(self, method: str) -> list[Run]:
         """Return the runs of a method, by order and seed."""
-        known = (self.there.get((method, *place)) for place in product(self.orders, self.seeds))
+        known = (self.there.get((method, *where)) for where in product(self.orders, self.seeds))
         return [run for run in known if run]
 
     @cached_property
@@ -90,8 +90,8 @@ class Grid:
 
     def pairs(self, one: str, other: str) -> list[Pair]:
         """Return the runs of two methods at the same order and seed."""
-        both = [(self.there.get((one, *place)), self.there.get((other, *place))) for place in product(self.orders, self.seeds)]
-        return [Pair(mine, theirs) for mine, theirs in both if mine and theirs]
+        both = [(self.there.get((one, *where)), self.there.get((other, *where))) for where in product(self.orders, self.seeds)]
+        return [Pair(first, second) for first, second in both if first and second]
 
     def count(self, method: str) -> str:
         """Return how many runs a method has, such as "8 of 9"."""
@@ -105,11 +105,11 @@ class Grid:
     @cached_property
     def note(self) -> str:
         """A sentence that names the missing runs, methods with the same gaps together; empty for a complete grid."""
-        gaps = grouped(self.methods, lambda method: ", ".join(filter(None, (self._gap(method, order) for order in self.orders))))
-        told = "; ".join(f"{', '.join(methods)}: {gap}" for gap, methods in gaps.items() if gap)
-        if not told:
+        gaps = group_by(self.methods, lambda method: ", ".join(filter(None, (self._gap(method, order) for order in self.orders))))
+        text = "; ".join(f"{', '.join(methods)}: {gap}" for gap, methods in gaps.items() if gap)
+        if not text:
             return ""
-        return f"Missing runs: {told}. Rows with missing runs are means over the runs that exist; they are not ranked or compared."
+        return f"Missing runs: {text}. Rows with missing runs are means over the runs that exist; they are not ranked or compared."
 
     def _gap(self, method: str, order: tuple[str, ...]) -> str:
         seeds = [str(seed) for seed in self.seeds if (method, order, seed) not in self.there]
@@ -135,19 +135,14 @@ def pivot(
 ) -> Table:
     """Every measure of every group, with the table's own note by default."""
     rows = tuple(tuple(of(group) for _, of in measures) for group in groups)
-    told = NOTES[name] if note is None else note
-    return Table(name, title, tuple(column for column, _ in measures), rows, told, partial)
+    note = NOTES[name] if note is None else note
+    return Table(name, title, tuple(column for column, _ in measures), rows, note, partial)
 
 
 def by_methods(name: str, title: str, grid: Grid, measures: Sequence[Measure], note: str | None = None) -> Table:
     """Every measure of the runs of every method; methods that lack runs are neither ranked nor compared."""
     runs: Measure = (Column("runs"), lambda of_method: grid.count(of_method[0].method))
     return pivot(name, title, grid.groups, [METHOD, runs, *measures], note, grid.partial).noting(grid.note)
-
-
-def by_run(name: str, title: str, grid: Grid, measures: Sequence[Measure]) -> Table:
-    """Every measure of every run."""
-    return pivot(name, title, ([run] for mine in grid.groups for run in mine), [METHOD, ORDER, SEED, *measures])
 
 
 def average(value: Callable[[Run], float | None]) -> Callable[[Sequence[Run]], float | None]:

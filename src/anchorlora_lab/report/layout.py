@@ -75,8 +75,8 @@ AS_IS = Layout()
 def _refuse_unknown(kind: str, asked: Iterable[str], known: Sequence[str]) -> None:
     for name in asked:
         if name not in known:
-            folded = {each.casefold(): each for each in known}
-            near = [folded[each] for each in get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)]
+            folded = {n.casefold(): n for n in known}
+            near = [folded[match] for match in get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)]
             there = f"nearest: {near[0]}" if near else f"there are {', '.join(known)}"
             raise UnknownName(f"no {kind} called {name!r:.80}; {there}")
 

@@ -103,12 +103,12 @@ def write_report(runs: Sequence[Run], to: Path, *, printed: bool = True, layout:
     tables, pictures = all_tables(chapters), all_pictures(chapters, looks_of(runs), forms=("svg", *FILES))
     page = render(chapters, pictures, to=to)
     findings = {chapter.title: asdict(chapter.findings) for chapter in chapters if chapter.findings}
-    found = json.dumps(findings, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(findings, indent=1, ensure_ascii=False) + "\n"
     files = {f"tables/{table.name}.{suffix}": written(table).encode() for table in tables for suffix, written in WRITERS.items()}
-    files |= {f"figures/{each.name}.{suffix}": content for each in pictures.values() for suffix, content in each.forms.items()}
+    files |= {f"figures/{p.name}.{suffix}": content for p in pictures.values() for suffix, content in p.forms.items()}
     for folder in (to / "tables", to / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (files | {"findings.json": found.encode(), "index.html": page.encode()}).items():
+    for name, content in (files | {"findings.json": text.encode(), "index.html": page.encode()}).items():
         with naming(to / name):
             (to / name).write_bytes(content)
     return Report(chapters, to / "index.html")
@@ -170,7 +170,7 @@ class Links:
         self.grid, self.prefix = Grid.of(study.runs), study.prefix
         self.listed = by_method(study.runs)
         self.of_method = {method: f"m{name}-{i}" for i, method in enumerate(self.listed)}
-        runs = [run for mine in self.listed.values() for run in mine]
+        runs = [run for group in self.listed.values() for run in group]
         self.of_run = {(run.method, order_label(run.order), run.seed): f"r{name}-{i}" for i, run in enumerate(runs)}
         self.alone = {self.prefix + triangle_table(run.record).name: run for run in runs}
 
@@ -183,11 +183,11 @@ class Links:
         """
         if (run := self.alone.get(table.name)) is not None:
             return self.of_run[run.method, order_label(run.order), run.seed]
-        told = {column.heading: value for column, value in reversed(list(zip(table.columns, row, strict=True)))}
-        method = told.get("method")
+        values = {column.heading: value for column, value in reversed(list(zip(table.columns, row, strict=True)))}
+        method = values.get("method")
         if not isinstance(method, str) or method not in self.of_method:
             return ""
-        order, seed = told.get("order", order_label(self.grid.orders[0])), told.get("seed")
+        order, seed = values.get("order", order_label(self.grid.orders[0])), values.get("seed")
         known = isinstance(order, str) and isinstance(seed, int) and (method, order, seed) in self.of_run
         return self.of_run[method, order, seed] if known else self.of_method[method]  # type: ignore[index]
 
@@ -198,14 +198,14 @@ class Links:
             to: The folder of the page.
         """
 
-        def told(run: Run) -> dict[str, str]:
+        def entry(run: Run) -> dict[str, str]:
             label = order_label(run.order)
             words, path = f"{label}, seed {run.seed}", _way(run.folder / RECORD_FILE, to)
             return {"anchor": self.of_run[run.method, label, run.seed], "words": words, "path": path}
 
         return [
-            {"name": method, "anchor": self.of_method[method], "runs": [told(run) for run in mine]}
-            for method, mine in self.listed.items()
+            {"name": method, "anchor": self.of_method[method], "runs": [entry(run) for run in group]}
+            for method, group in self.listed.items()
         ]
 
 

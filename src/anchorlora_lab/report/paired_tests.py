@@ -15,6 +15,7 @@ from anchorlora.errors import InvalidValue
 
 EXACT = 12  # pairs whose signs are all tried; of more, PATTERNS are drawn
 PATTERNS = 4096
+LEVEL = 0.95  # of intervals
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class PairedTest:
     adjusted: float
 
 
-def paired_tests(comparisons: Sequence[Mapping[Any, float]], *, level: float = 0.95) -> list[PairedTest]:
+def paired_tests(comparisons: Sequence[Mapping[Any, float]]) -> list[PairedTest]:
     """Return a test of each comparison, corrected for their number (Westfall and Young's step-down).
 
     If two methods are alike, each difference of two runs that share everything else could as well have the other sign; nothing else
@@ -50,7 +51,7 @@ def paired_tests(comparisons: Sequence[Mapping[Any, float]], *, level: float = 0
     adjusted[least] = np.maximum.accumulate(adjusted[least][::-1])[::-1]
     own = [list(changes.values()) for changes in comparisons]
     tested = zip(own, p.tolist(), adjusted.tolist(), strict=True)
-    return [PairedTest(len(c), fmean(c), _typical(c, level), *shares) for c, *shares in tested]
+    return [PairedTest(len(c), fmean(c), _typical(c), *shares) for c, *shares in tested]
 
 
 @cache
@@ -62,14 +63,14 @@ def _patterns(n: int) -> list[tuple[int, ...]]:
     return [(1,) * n, *(tuple(draw.choices((1, -1), k=n)) for _ in range(PATTERNS - 1))]
 
 
-def _typical(changes: Sequence[float], level: float) -> tuple[float, float] | None:
+def _typical(changes: Sequence[float]) -> tuple[float, float] | None:
     """Hartigan's typical values: means of all parts of the sample, between which the true mean lies with equal probability."""
     parts = _patterns(len(changes))
     means = sorted(fmean(part) for signs in parts[1:] if (part := [c for c, s in zip(changes, signs, strict=True) if s < 0]))
-    outside = math.floor((1 - level) / 2 * len(parts) + 1e-9)
+    outside = math.floor((1 - LEVEL) / 2 * len(parts) + 1e-9)
     return (means[outside - 1], means[-outside]) if outside else None
 
 
-def mean_interval(values: Sequence[float], *, level: float = 0.95) -> tuple[float, float] | None:
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Return an interval of the mean of a few independent values, such as the scores of runs; it assumes symmetry alone."""
-    return _typical(values, level) if values else None
+    return _typical(values) if values else None

@@ -115,11 +115,11 @@ def has_official_files(run: Run) -> bool:
 
 def any_printed(values: Printed) -> bool:
     """Tell whether the paper has at least one of the values."""
-    return any(value is not None for theirs in values.values() for value in theirs)
+    return any(value is not None for column in values.values() for value in column)
 
 
 def _as_many_examples(run: Run) -> bool:
     """True if the run has the paper's numbers of examples; a trace is about training alone, so its test examples do not count."""
-    theirs, tested = PUBLISHED["protocol"], PUBLISHED["protocol"]["test_examples_per_task"]
-    trained = all(run.setting("examples", task, "train") == theirs["train_examples"][task] for task in run.order)
+    protocol, tested = PUBLISHED["protocol"], PUBLISHED["protocol"]["test_examples_per_task"]
+    trained = all(run.setting("examples", task, "train") == protocol["train_examples"][task] for task in run.order)
     return trained and (bool(run.trace) or all(run.setting("examples", task, "test") == tested for task in run.order))

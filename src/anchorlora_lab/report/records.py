@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any, Literal, TypeVar
 
 from anchorlora.errors import InvalidValue
@@ -25,7 +26,7 @@ FAMILIES: dict[Family, str] = {"shared": "shared adapter", "cumulative": "one bl
 
 
 @dataclass
-class Graded:
+class GradedAnswers:
     """Which test examples (task, index) a run answered right; None where an answer is neither right nor wrong."""
 
     learned: dict[tuple[str, int], bool | None]  # when their task had been learned
@@ -121,29 +122,29 @@ class Run:
         if kept.is_file():
             digits: Right = read_file(kept, Right, remedy="collect the runs again")
             return {
-                name: {(task, i): each == "1" for task, row in tasks.items() for i, each in enumerate(row)}
+                name: {(task, i): digit == "1" for task, row in tasks.items() for i, digit in enumerate(row)}
                 for name, tasks in digits.items()
             }
-        found = self.graded
-        return {"AA": found.last, "LA": found.learned} if found and found.known else {}  # type: ignore[dict-item]  # no None then
+        graded = self.graded
+        return {"AA": graded.last, "LA": graded.learned} if graded and graded.known else {}  # type: ignore[dict-item]  # no None then
 
     @cached_property
-    def graded(self) -> Graded | None:
+    def graded(self) -> GradedAnswers | None:
         """Every task's predictions, read once; None where a file is not there."""
         files = [RunFolder(self.folder).task(number, task).predictions for number, task in enumerate(self.order, 1)]
         if not all(path.is_file() for path in files):
             return None
-        found = Graded({}, {}, {}, known=True)
+        answers = GradedAnswers({}, {}, {}, known=True)
         for task, path in zip(self.order, files, strict=True):
-            graded, labels = {}, set()
-            for each in read_predictions(path):
-                graded[each.task, each.index] = right = each.right
-                found.known = found.known and right is not None
-                if each.task == task:
-                    found.learned[task, each.index] = right
-                    labels.add(each.gold)
-            found.last, found.labels[task] = graded, len(labels)
-        return found
+            last, labels = {}, set()
+            for prediction in read_predictions(path):
+                last[prediction.task, prediction.index] = right = prediction.right
+                answers.known = answers.known and right is not None
+                if prediction.task == task:
+                    answers.learned[task, prediction.index] = right
+                    labels.add(prediction.gold)
+            answers.last, answers.labels[task] = last, len(labels)
+        return answers
 
     @property
     def task1_state(self) -> str | None:
@@ -169,7 +170,7 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
     Raises:
         InvalidValue: If a folder holds no finished run, or one of its files is not what the run wrote.
     """
-    found: dict[Path, Run] = {}
+    runs: dict[Path, Run] = {}
     labels: dict[Path, Labels] = {}
     for folder in folders:
         if not folder.is_dir():
@@ -180,9 +181,9 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
         if not records:
             raise InvalidValue(f"{folder} holds no finished run: no {RECORD_FILE} in it")
         for path in records:
-            if path.parent.resolve() not in found:
-                found[path.parent.resolve()] = _read(path.parent, folder, labels)
-    return list(found.values())
+            if path.parent.resolve() not in runs:
+                runs[path.parent.resolve()] = _read(path.parent, folder, labels)
+    return list(runs.values())
 
 
 def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -192,13 +193,13 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
         runs: Any runs.
     """
 
-    def place(run: Run) -> tuple[int, int, str]:
+    def rank(run: Run) -> tuple[int, int, str]:
         return list(FAMILIES).index(run.family), len(run.record.method.parts), run.method
 
-    return grouped(sorted(runs, key=lambda run: (place(run), run.order, run.seed)), lambda run: run.method)
+    return group_by(sorted(runs, key=lambda run: (rank(run), run.order, run.seed)), lambda run: run.method)
 
 
-def grouped(items: Iterable[Item], by: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+def group_by(items: Iterable[Item], by: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Return the items by what they have in common, in the order in which they come.
 
     Args:
@@ -217,16 +218,7 @@ def families_of(runs: Sequence[Run]) -> dict[Family, list[Run]]:
     Args:
         runs: Any runs.
     """
-    return {family: mine for family in FAMILIES if (mine := [run for run in runs if run.family == family])}
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the arithmetic mean.
-
-    Args:
-        values: At least one number.
-    """
-    return math.fsum(values) / len(values)  # exact, so the same in every version of Python
+    return {family: of_family for family in FAMILIES if (of_family := [run for run in runs if run.family == family])}
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
@@ -270,17 +262,17 @@ def _read(folder: Path, root: Path, labels: dict[Path, Labels]) -> Run:
     bare, path = Run(folder, opened.read_record()), opened.trace
     traced = path.exists() and len(bare.order) == 2 and bare.task1_state is not None
     points = read_trace(path, steps=bare.steps(bare.order[1])) if traced else ()
-    return Run(folder, bare.record, _evaluation(bare), points, _counted(folder, root, labels))
+    return Run(folder, bare.record, _evaluation(bare), points, _labels_of(folder, root, labels))
 
 
-def _counted(folder: Path, root: Path, read: dict[Path, Labels]) -> Labels | None:
+def _labels_of(folder: Path, root: Path, read: dict[Path, Labels]) -> Labels | None:
     """The nearest labels.json from a run's folder up to the one that was asked for, which many runs share."""
-    for place in (folder, *folder.parents):
-        if (path := place / LABELS_FILE).is_file():
+    for above in (folder, *folder.parents):
+        if (path := above / LABELS_FILE).is_file():
             if path not in read:
                 read[path] = read_file(path, Labels, remedy="count them again with tools/count_labels.py, or remove it")
             return read[path]
-        if place == root:
+        if above == root:
             break
     return None
 
@@ -288,10 +280,10 @@ def _counted(folder: Path, root: Path, read: dict[Path, Labels]) -> Labels | Non
 def _evaluation(run: Run) -> Evaluation | None:
     """The run's eval.json.  Raises InvalidValue if it was measured with another adapter than the run's last."""
     path, adapter = run.folder / EVAL_FILE, RunFolder(run.folder).task(len(run.order), run.order[-1]).adapter
-    found = read_evaluation(path) if path.exists() else None
-    if found and adapter.is_dir() and found.adapter_sha256 != adapter_sha256(adapter):
+    evaluation = read_evaluation(path) if path.exists() else None
+    if evaluation and adapter.is_dir() and evaluation.adapter_sha256 != adapter_sha256(adapter):
         raise InvalidValue(f"{path} was measured with another adapter than {adapter}; measure it again: anchorlora eval --force")
-    return found
+    return evaluation
 
 
 LARGEST = 2**30  # bytes
@@ -337,12 +329,12 @@ def read_trace(path: Path, *, steps: int | None) -> tuple[Point, ...]:
         raise InvalidValue(f"{path}: {error}; {REMEDY}") from None
     lines = text.split("\n") if text else []
     places = [f"{path}, line {number}" for number in range(1, len(lines) + 1)]
-    points = tuple(read_json(line, Point, where=place, remedy=REMEDY) for line, place in zip(lines, places, strict=True))
+    points = tuple(read_json(line, Point, where=where, remedy=REMEDY) for line, where in zip(lines, places, strict=True))
     if not points or points[0].step != 0:
         raise InvalidValue(f"{path}, line 1: a trace begins at step 0; {REMEDY}")
-    for place, (before, after) in zip(places[1:], pairwise(points), strict=True):
+    for where, (before, after) in zip(places[1:], pairwise(points), strict=True):
         if after.step <= before.step:
-            raise InvalidValue(f"{place}: step {after.step} follows step {before.step}; {REMEDY}")
+            raise InvalidValue(f"{where}: step {after.step} follows step {before.step}; {REMEDY}")
     last = points[-1].step
     if last == 0 or last != (steps or last):
         raise InvalidValue(f"{places[-1]}: the trace ends at step {last} of {steps or 'an unknown number'}; {REMEDY}")

@@ -107,9 +107,9 @@ def csv(table: Table) -> str:
     """
     out = StringIO()
     writer = comma_separated.writer(out, lineterminator="\n", quoting=comma_separated.QUOTE_NONNUMERIC)
-    writer.writerow([_guarded(c.heading) for c in table.columns])
+    writer.writerow([_guard(c.heading) for c in table.columns])
     for row in table.rows:
-        writer.writerow(["" if cell is None else _guarded(cell) for cell in row])
+        writer.writerow(["" if cell is None else _guard(cell) for cell in row])
     return out.getvalue()
 
 
@@ -137,7 +137,7 @@ def _one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
-def _guarded(cell: Value) -> Value:
+def _guard(cell: Value) -> Value:
     """A text cell, or a part of one, that a spreadsheet would run as a formula begins with an apostrophe."""
     if not isinstance(cell, str):
         return cell

@@ -31,12 +31,12 @@ def drift_by_task(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw rho of every task on the core used during it: geometric means, one dot per run, chance, and the numerical tolerance."""
     stages = list(range(2, max(len(run.order) for run in runs) + 1))
     with panels(runs, title="Drift on protected directions, by task", height=5.6) as (figure, axes):
-        for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
-            methods = by_method(mine)
+        for at, of_family in zip(axes[0], families_of(runs).values(), strict=True):
+            methods = by_method(of_family)
             for shift, (method, same) in zip(beside_each_other(len(methods)), methods.items(), strict=True):
-                each = {t + shift: _ratios([d for run in same for d in run.record.drift if d.task == t], "rho") for t in stages}
-                _draw(at, method, each, looks)
-            _references(at, {t: [d for run in mine for d in run.record.drift if d.task == t] for t in stages})
+                ratios = {t + shift: _ratios([d for run in same for d in run.record.drift if d.task == t], "rho") for t in stages}
+                _draw(at, method, ratios, looks)
+            _references(at, {t: [d for run in of_family for d in run.record.drift if d.task == t] for t in stages})
             at.set(xlabel="task", xticks=stages)
             logarithmic(at)
         axes[0][0].set_ylabel("rho on the protected core")
@@ -47,11 +47,11 @@ def rho_on_cores(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw rho of the last task on its own core, the first task's, and the union of all past ones."""
     places = list(range(len(CORES)))
     with panels(runs, title="The last task on the current core, the first core, and all past cores", height=5.6) as (figure, axes):
-        for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
-            last = {method: [r.record.drift[-1] for r in same if r.record.drift] for method, same in by_method(mine).items()}
+        for at, of_family in zip(axes[0], families_of(runs).values(), strict=True):
+            last = {method: [r.record.drift[-1] for r in same if r.record.drift] for method, same in by_method(of_family).items()}
             for shift, (method, drifts) in zip(beside_each_other(len(last)), last.items(), strict=True):
-                each = {place + shift: _ratios(drifts, field) for place, field in zip(places, CORES.values(), strict=True)}
-                _draw(at, method, each, looks, line="none")
+                ratios = {position + shift: _ratios(drifts, field) for position, field in zip(places, CORES.values(), strict=True)}
+                _draw(at, method, ratios, looks, line="none")
             bounds = [d.bound for drifts in last.values() for d in drifts]
             at.axhline(mean(bounds), linestyle="--", color=REFERENCE, label="numerical tolerance")
             at.set(xticks=places, xticklabels=list(CORES))
@@ -66,15 +66,15 @@ def _ratios(drifts: Sequence[DriftFacts], field: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _draw(at: Axes, method: str, found: dict[float, list[float]], looks: PlotStyles, *, line: str = "") -> None:
+def _draw(at: Axes, method: str, ratios: dict[float, list[float]], looks: PlotStyles, *, line: str = "") -> None:
     """Geometric means, joined by a line where they follow each other, and a dot for each value."""
-    values, look = {x: each for x, each in found.items() if each}, looks[method]
+    values, look = {x: some for x, some in ratios.items() if some}, looks[method]
     if not values:
         return
-    middle = [math.exp(mean([math.log(v) for v in each])) for each in values.values()]
+    middle = [math.exp(mean([math.log(v) for v in some])) for some in values.values()]
     style: dict[str, Any] = {"marker": look.marker, "linestyle": line or look.line, "linewidth": 1, "color": look.color}
     at.plot(list(values), middle, label=named(method), **style)
-    places, dots = zip(*((x, value) for x, each in values.items() for value in each), strict=True)
+    places, dots = zip(*((x, value) for x, some in values.items() for value in some), strict=True)
     at.scatter(places, dots, s=8, color=look.color, alpha=0.3, linewidths=0)
 
 
@@ -85,7 +85,7 @@ def _references(at: Axes, points: Mapping[int, Sequence[ChangeFacts]]) -> None:
         "numerical tolerance": ("--", lambda point: point.bound),
     }
     for name, (style, of) in lines.items():
-        known = {place: value for place, some in points.items() if (value := mean_of(map(of, some))) is not None}
+        known = {position: value for position, some in points.items() if (value := mean_of(map(of, some))) is not None}
         at.plot(list(known), list(known.values()), style, color=REFERENCE, label=name)
 
 
@@ -93,12 +93,12 @@ def trajectories(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw rho over optimizer steps (top, without step 0) and its last value with the percentage (bottom), on one scale."""
     tasks = plain(" -> ".join(runs[0].order))
     with panels(runs, title=f"rho while training on the second task: {tasks}", rows=2, height=4.2) as (figure, axes):
-        for curves, ends, mine in zip(*axes, families_of(runs).values(), strict=True):
-            methods = by_method(mine)
-            for place, (method, same) in enumerate(methods.items()):
-                _curve(curves, method, same, place, looks)
-                _end(ends, method, same, place, looks)
-            _references(curves, _by_step(mine))
+        for curves, ends, of_family in zip(*axes, families_of(runs).values(), strict=True):
+            methods = by_method(of_family)
+            for position, (method, same) in enumerate(methods.items()):
+                _curve(curves, method, same, position, looks)
+                _end(ends, method, same, position, looks)
+            _references(curves, _by_step(of_family))
             curves.set(xlabel="optimizer step")
             ends.set_xticks(range(len(methods)), [named(_two_lines(method)) for method in methods], fontsize="small")
             ends.set_xlim(-0.6, len(methods) - 0.4)
@@ -112,20 +112,20 @@ def _by_step(runs: Sequence[Run]) -> dict[int, Sequence[Point]]:
     return {points[0].step: points for points in zip(*known, strict=False)}
 
 
-def _curve(at: Axes, method: str, runs: Sequence[Run], place: int, looks: PlotStyles) -> None:
+def _curve(at: Axes, method: str, runs: Sequence[Run], position: int, looks: PlotStyles) -> None:
     values = {step: [drawable(point.rho) or SMALLEST for point in points] for step, points in _by_step(runs).items()}
     low, high = _band(list(values.values()))
-    curve(at, method, looks, place, list(values), list(map(mean, values.values())), marks=10, linestyle=looks[method].line)
+    curve(at, method, looks, position, list(values), list(map(mean, values.values())), marks=10, linestyle=looks[method].line)
     at.fill_between(list(values), low, high, color=looks[method].color, alpha=0.18, linewidth=0)
 
 
-def _end(at: Axes, method: str, runs: Sequence[Run], place: int, looks: PlotStyles) -> None:
+def _end(at: Axes, method: str, runs: Sequence[Run], position: int, looks: PlotStyles) -> None:
     values, look = [drawable(run.trace[-1].rho) or SMALLEST for run in runs], looks[method]
     (low,), (high,) = _band([values])
     middle = mean(values)
     reach = [[middle - low], [high - middle]]
-    at.errorbar([place], [middle], yerr=reach, color=look.color, marker=look.marker, markersize=8, capsize=4)
-    at.annotate(f"{100 * middle:.3g} %", (place, high), xytext=(0, 6), textcoords="offset points", ha="center", fontsize="small")
+    at.errorbar([position], [middle], yerr=reach, color=look.color, marker=look.marker, markersize=8, capsize=4)
+    at.annotate(f"{100 * middle:.3g} %", (position, high), xytext=(0, 6), textcoords="offset points", ha="center", fontsize="small")
 
 
 def _band(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
@@ -139,7 +139,7 @@ def _two_lines(method: str) -> str:
     places = [i + 1 for i, letter in enumerate(method) if letter == "-"]
     if len(method) <= 12 or not places:
         return method
-    middle = min(places, key=lambda place: abs(place - len(method) / 2))
+    middle = min(places, key=lambda i: abs(i - len(method) / 2))
     return f"{method[:middle]}\n{method[middle:]}"
 
 

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from anchorlora.methods import METHODS
 from anchorlora.pages.record import short_layers
 from anchorlora_lab.report.figures.style import REFERENCE, SMALLEST, PlotStyles, canvas, curve, drawable, named, panels, plain
-from anchorlora_lab.report.records import FAMILIES, Family, Point, Run, by_method, families_of, grouped, mean
+from anchorlora_lab.report.records import FAMILIES, Family, Point, Run, by_method, families_of, group_by, mean
 from anchorlora_lab.report.tables.energy import cost_table, energy, layers_of
-from anchorlora_lab.report.tables.mechanism import AGAINST, Spot, ratio, spots_of_boundaries, spots_of_runs
+from anchorlora_lab.report.tables.mechanism import AGAINST, DriftPoint, ratio, spots_of_boundaries, spots_of_runs
 
 LABELS = {
     "rho": "rho on the core",
@@ -27,19 +27,19 @@ LOGARITHMIC = ("rho", "predicted KL")
 
 def paths_to_the_past(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw rho by which path to the core a method leaves open: tasks and runs as dots, geometric means, chance, tolerance."""
-    mine = {family: found for family in FAMILIES if (found := methods_with_paths(runs, family))}
-    columns, title = max(1, len(mine)), "What reaches the core, by what a method leaves open"
+    of_families = {family: with_paths for family in FAMILIES if (with_paths := methods_with_paths(runs, family))}
+    columns, title = max(1, len(of_families)), "What reaches the core, by what a method leaves open"
     figure, axes = canvas((6.4 * columns, 3.6), 1, columns, title=title, sharex=True)
-    for at, (family, methods) in zip(axes[0], mine.items(), strict=False):
-        for place, (method, same) in enumerate(methods.items()):
+    for at, (family, methods) in zip(axes[0], of_families.items(), strict=False):
+        for row, (method, same) in enumerate(methods.items()):
             values = [drawable(d.rho) or SMALLEST for run in same for d in run.record.drift]
             middle, look = math.exp(mean([math.log(v) for v in values])), looks[method]
-            at.scatter(values, [place] * len(values), s=14, color=look.color, alpha=0.3, linewidths=0)
-            at.scatter([middle], [place], s=80, color=look.color, marker=look.marker, zorder=3)
+            at.scatter(values, [row] * len(values), s=14, color=look.color, alpha=0.3, linewidths=0)
+            at.scatter([middle], [row], s=80, color=look.color, marker=look.marker, zorder=3)
             side, shift = ("left", (10, 8)) if middle < 1e-3 else ("right", (0, 9))
             behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # no reference line runs through a number
             style: dict[str, Any] = {"textcoords": "offset points", "ha": side, "fontsize": "small", "bbox": behind}
-            at.annotate(f"{100 * middle:.2g} %", (middle, place), xytext=shift, **style)
+            at.annotate(f"{100 * middle:.2g} %", (middle, row), xytext=shift, **style)
         drifts = [d for same in methods.values() for run in same for d in run.record.drift]
         at.axvline(mean([d.chance for d in drifts if d.chance] or [SMALLEST]), linestyle=":", color=REFERENCE, label="chance")
         at.axvline(mean([d.bound for d in drifts]), linestyle="--", color=REFERENCE, label="numerical tolerance")
@@ -56,8 +56,8 @@ def methods_with_paths(runs: Sequence[Run], family: Family) -> dict[str, list[Ru
     """Return the runs of a family's methods that differ in what they leave open; none where fewer than two ran."""
     there = by_method([run for run in runs if run.record.drift])
     of_family = [name for name, method in METHODS.items() if method.entry.leaves_open and method.plan.family == family]
-    found = {name: there[name] for name in of_family if name in there}
-    return found if len(found) > 1 else {}
+    of_paths = {name: there[name] for name in of_family if name in there}
+    return of_paths if len(of_paths) > 1 else {}
 
 
 def gradients_and_moves(runs: Sequence[Run], looks: PlotStyles) -> Figure:
@@ -73,10 +73,10 @@ def gradients_and_moves(runs: Sequence[Run], looks: PlotStyles) -> Figure:
         ]
     title = "Gradients, and what the optimizer made of them"
     with panels(runs, title=title, rows=len(rows), height=2.7, below=0.3, sharex=True) as (figure, axes):
-        for column, mine in enumerate(families_of(runs).values()):
-            for place, (method, same) in enumerate(by_method(mine).items()):
+        for column, of_family in enumerate(families_of(runs).values()):
+            for position, (method, same) in enumerate(by_method(of_family).items()):
                 for row, (_, value, _) in enumerate(rows):
-                    _means(axes[row][column], method, same, value, place, looks)
+                    _means(axes[row][column], method, same, value, position, looks)
             axes[-1][column].set_xlabel("optimizer step of the second task")
         for row, (name, _, logarithmic) in enumerate(rows):
             axes[row][0].set_ylabel(name)
@@ -91,13 +91,13 @@ def gradients_and_moves(runs: Sequence[Run], looks: PlotStyles) -> Figure:
 
 
 def _means(
-    at: Axes, method: str, runs: Sequence[Run], value: Callable[[Point], float | None], place: int, looks: PlotStyles
+    at: Axes, method: str, runs: Sequence[Run], value: Callable[[Point], float | None], position: int, looks: PlotStyles
 ) -> None:
-    known = [(point.step, each) for run in runs for point in run.trace if (each := value(point)) is not None]
-    whole = {step: pairs for step, pairs in grouped(known, lambda pair: pair[0]).items() if len(pairs) == len(runs)}
+    known = [(point.step, norm) for run in runs for point in run.trace if (norm := value(point)) is not None]
+    whole = {step: pairs for step, pairs in group_by(known, lambda pair: pair[0]).items() if len(pairs) == len(runs)}
     if whole:
-        means = [mean([each for _, each in pairs]) for pairs in whole.values()]
-        curve(at, method, looks, place, list(whole), means, marks=8, linewidth=1.2)
+        means = [mean([norm for _, norm in pairs]) for pairs in whole.values()]
+        curve(at, method, looks, position, list(whole), means, marks=8, linewidth=1.2)
 
 
 def forgetting_of_runs(runs: Sequence[Run], looks: PlotStyles) -> Figure:
@@ -113,17 +113,17 @@ def forgetting_of_boundaries(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     return _clouds(spots_of_boundaries(runs), looks, title="Forgetting against drift, one dot a boundary", label=label)
 
 
-def _clouds(spots: Sequence[Spot], looks: PlotStyles, *, title: str, label: str) -> Figure:
+def _clouds(spots: Sequence[DriftPoint], looks: PlotStyles, *, title: str, label: str) -> Figure:
     families = families_of([spot.run for spot in spots])
     known = {name: sum(spot.drift[name] is not None for spot in spots) for name in AGAINST}
     against = [name for name in AGAINST if 2 * known[name] > len(spots)]  # what few have is in the table
     size = (4.1 * len(against) + 0.1, 3.7 * len(families) + 1.2)
     figure, axes = canvas(size, len(families), len(against), title=title, grid=True, sharex="col", sharey=True)
     for row, family in zip(axes, families, strict=True):
-        mine = [spot for spot in spots if spot.run.family == family]
+        of_family = [spot for spot in spots if spot.run.family == family]
         for at, name in zip(row, against, strict=True):
-            for method in by_method([spot.run for spot in mine]):
-                points = [(x, spot.lost) for spot in mine if spot.run.method == method and (x := spot.drift[name]) is not None]
+            for method in by_method([spot.run for spot in of_family]):
+                points = [(x, spot.lost) for spot in of_family if spot.run.method == method and (x := spot.drift[name]) is not None]
                 if points:
                     xs, ys = ([point[i] for point in points] for i in (0, 1))
                     xs, look = [drawable(x) or SMALLEST for x in xs], looks[method]
@@ -153,11 +153,11 @@ def cost_of_methods(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     rows: list[dict[str, Any]] = [dict(zip((column.heading for column in table.columns), row, strict=True)) for row in table.rows]
     figure, (axes,) = canvas((13, 1.6 + 0.27 * len(rows)), 1, len(MEASURES), title="Cost of a run", sharey=True)
     for at, (name, (heading, unit)) in zip(axes, MEASURES.items(), strict=True):
-        for place, row in enumerate(rows):
+        for height, row in enumerate(rows):
             look, value = looks[row["method"]], row.get(heading)
             value = float("nan") if value is None else value / unit
-            at.plot([0, value], [place, place], color=look.color, alpha=0.45, linewidth=2)
-            at.plot([value], [place], look.marker, color=look.color)
+            at.plot([0, value], [height, height], color=look.color, alpha=0.45, linewidth=2)
+            at.plot([value], [height], look.marker, color=look.color)
         at.set_xlabel(name, fontsize="small")
         at.set_xlim(left=0)
         at.tick_params(axis="x", labelsize="small")
@@ -174,8 +174,8 @@ def energy_by_layer(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     layers = layers_of(runs)
     places = list(range(len(layers)))
     with panels(runs, title="Energy retained by the cores after the last task", below=0.22) as (figure, axes):
-        for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
-            for method, same in by_method(mine).items():
+        for at, of_family in zip(axes[0], families_of(runs).values(), strict=True):
+            for method, same in by_method(of_family).items():
                 values, look = [mean([energy(run, layer) for run in same]) for layer in layers], looks[method]
                 at.plot(places, values, marker=look.marker, markersize=5, linestyle="none", color=look.color, label=named(method))
             asked = runs[0].energy_asked

@@ -17,7 +17,7 @@ from anchorlora_lab.report.layout import value_of
 from anchorlora_lab.report.paired_tests import mean_interval
 from anchorlora_lab.report.records import Run, by_method, deviation, families_of, mean, mean_of
 from anchorlora_lab.report.tables.base_models import runs_by_base_model
-from anchorlora_lab.report.tables.references import References, protected_of, unprotected_of
+from anchorlora_lab.report.tables.references import References, exact_methods, unprotected_method
 from anchorlora_lab.report.tables.scores import interval_over_examples
 
 
@@ -27,8 +27,8 @@ def accuracy_by_stage(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """
     stages, one_order = range(1, len(runs[0].order) + 1), len({run.order for run in runs}) == 1
     with panels(runs, title="Accuracy after each task") as (figure, axes):
-        for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
-            for method, same in by_method(mine).items():
+        for at, of_family in zip(axes[0], families_of(runs).values(), strict=True):
+            for method, same in by_method(of_family).items():
                 curves = [[mean(row) for row in run.record.accuracy] for run in same]
                 middle, look = [mean(values) for values in zip(*curves, strict=True)], looks[method]
                 at.plot(stages, middle, look.line, marker=look.marker, color=look.color, label=_label(method, same))
@@ -37,7 +37,7 @@ def accuracy_by_stage(runs: Sequence[Run], looks: PlotStyles) -> Figure:
                     low, high = ([m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
                     at.fill_between(stages, low, high, color=look.color, alpha=0.1, linewidth=0)
                 elif all(arms := [_arms(mean(values), mean_interval(values)) for values in zip(*curves, strict=True)]):
-                    ends = [[each[side][0] for each in arms if each] for side in (0, 1)]
+                    ends = [[arm[side][0] for arm in arms if arm] for side in (0, 1)]
                     at.errorbar(stages, middle, yerr=ends, color=look.color, alpha=0.45, linewidth=1, fmt="none")
             at.set(xlabel="tasks trained", xticks=list(stages))
         axes[0][0].set_ylabel("mean accuracy on these tasks, %")
@@ -49,8 +49,8 @@ def accuracy_against_forgetting(runs: Sequence[Run], looks: PlotStyles) -> Figur
     Intervals are those of the means over runs, of which six are needed. All panels share both axes.
     """
     with panels(runs, title="Accuracy against forgetting (upper left is better)", sharex=True) as (figure, axes):
-        for at, mine in zip(axes[0], families_of(runs).values(), strict=True):
-            for method, same in by_method(mine).items():
+        for at, of_family in zip(axes[0], families_of(runs).values(), strict=True):
+            for method, same in by_method(of_family).items():
                 points = [(run.record.scores.FM, run.record.scores.AA) for run in same if run.record.scores.FM is not None]
                 if not points:
                     continue
@@ -73,14 +73,14 @@ def one_base_model_against_another(runs: Sequence[Run], looks: PlotStyles) -> Fi
     rows = [pair for cells in runs_by_base_model(studies_of(runs)) for pair in combinations(cells.items(), 2)]
     title, shown = "The same methods on two base models (upper right is better on both)", {}
     figure, axes = canvas((11.2, 4.8 * len(rows)), len(rows), 2, title=title, grid=True)
-    for row, ((one, ours), (other, theirs)) in zip(axes, rows, strict=True):
-        across, up = by_method(ours), by_method(theirs)
+    for row, ((one, ours), (other, others)) in zip(axes, rows, strict=True):
+        across, up = by_method(ours), by_method(others)
         for at, (name, unit) in zip(row, (("AA", "%"), ("BWT", "percentage points")), strict=True):
             for method in (method for method in across if method in up):
-                x, y = (mean_of(value_of(run, name) for run in each[method]) for each in (across, up))
+                x, y = (mean_of(value_of(run, name) for run in side[method]) for side in (across, up))
                 if x is None or y is None:
                     continue
-                look, ends = looks[method], [interval_over_examples(each[method], name=name) for each in (across, up)]
+                look, ends = looks[method], [interval_over_examples(side[method], name=name) for side in (across, up)]
                 xerr, yerr = map(_arms, (x, y), ends)
                 at.errorbar([x], [y], xerr=xerr, yerr=yerr, color=look.color, alpha=0.6, linewidth=1, fmt="none")
                 shown[named(method)] = at.scatter([x], [y], s=90, marker=look.marker, color=look.color, label=named(method))
@@ -114,27 +114,27 @@ def task_by_task(runs: Sequence[Run], looks: PlotStyles, reference: str | None =
     """
     order, grid = Grid.of(runs).orders[0], Grid.of(runs)
     roles = roles_of(runs, reference)
-    mine = {method: [run for run in grid.of_method(method) if run.order == order] for method in roles}
+    runs_of = {method: [run for run in grid.of_method(method) if run.order == order] for method in roles}
     level = References.of(runs).majority
     down = -(-len(order) // 5)
     figure, _ = canvas((WIDTH, 3.6 * down), down, min(len(order), 5), sharex=True, sharey=True)
     axes = figure.axes
     for i, (at, task) in enumerate(zip(axes, order, strict=False)):
-        last = {method: mean([run.record.accuracy[-1][i] for run in same]) for method, same in mine.items() if same}
+        last = {method: mean([run.record.accuracy[-1][i] for run in same]) for method, same in runs_of.items() if same}
         for shift, (method, end) in zip(beside_each_other(len(last), width=0.3), last.items(), strict=True):
-            look, same, stages = looks[method], mine[method], range(i + 1, len(order) + 1)
+            look, same, stages = looks[method], runs_of[method], range(i + 1, len(order) + 1)
             values = [[run.record.accuracy[stage - 1][i] for run in same] for stage in stages]
             answered = {len(values): "LA", 1: "AA"}  # by how many stages are left: those whose answers are kept
-            ends = [_interval(same, task, each, answered.get(len(values) - k, "")) for k, each in enumerate(values)]
-            arms = [_arms(mean(each), end) or [[0.0], [0.0]] for each, end in zip(values, ends, strict=True)]
+            ends = [_interval(same, task, column, answered.get(len(values) - k, "")) for k, column in enumerate(values)]
+            arms = [_arms(mean(column), end) or [[0.0], [0.0]] for column, end in zip(values, ends, strict=True)]
             style: dict[str, Any] = {"color": look.color, "marker": look.marker, **BARS}
-            sides = [[each[side][0] for each in arms] for side in (0, 1)]
-            places, middle = [stage + shift for stage in stages], [mean(each) for each in values]
+            sides = [[arm[side][0] for arm in arms] for side in (0, 1)]
+            places, middle = [stage + shift for stage in stages], [mean(column) for column in values]
             at.errorbar(places, middle, yerr=sides, label=_words(method, same, roles[method]), **style)
             near = [(other, name) for name, other in last.items() if abs(other - end) < 8]
-            up = 6 * sum((end, method) > each for each in near) - 6 * sum((end, method) < each for each in near)
-            told: dict[str, Any] = {"textcoords": "offset points", "va": "center", "color": look.color, "fontsize": 9}
-            at.annotate(f"{end:.0f}", (len(order) + 0.25, end), xytext=(4, up), **told)
+            up = 6 * sum((end, method) > label for label in near) - 6 * sum((end, method) < label for label in near)
+            label_style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "color": look.color, "fontsize": 9}
+            at.annotate(f"{end:.0f}", (len(order) + 0.25, end), xytext=(4, up), **label_style)
         if task in level:
             at.axhline(level[task], linestyle=":", color=REFERENCE, label="majority label")
         at.set_title(plain(task, 18), fontsize="medium")
@@ -152,9 +152,9 @@ def task_by_task(runs: Sequence[Run], looks: PlotStyles, reference: str | None =
 
 def roles_of(runs: Sequence[Run], reference: str | None = None) -> dict[str, str]:
     """Return the methods of the first figure and what each stands for; of the user's own at most OWN, those with the highest AA."""
-    means = {method: mean([run.record.scores.AA for run in mine]) for method, mine in by_method(runs).items()}
+    means = {method: mean([run.record.scores.AA for run in group]) for method, group in by_method(runs).items()}
     own = sorted((method for method in means if method not in METHODS), key=lambda method: -means[method])
-    without, within = unprotected_of(runs), protected_of(runs)
+    without, within = unprotected_method(runs), exact_methods(runs)
     roles = {reference: "reference"} if reference in means else {without: "unprotected"} if without else {}
     roles |= {method: "protected" if without else "accuracy" for method in within[:1] if method not in roles}
     roles |= {method: "own method" for method in own[:OWN] if method not in roles}

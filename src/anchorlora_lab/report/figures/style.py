@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -53,9 +53,9 @@ PlotStyles = Mapping[str, PlotStyle]
 def looks_of(runs: Sequence[Run]) -> PlotStyles:
     """Return a look for every method of a report: the same in every report, unless two without a place would look alike."""
     looks: dict[str, PlotStyle] = {}
-    for family, mine in families_of(runs).items():
-        places = {method: METHODS[method].entry.place for method in by_method(mine) if method in METHODS}
-        looks |= {method: _look(place, TIERS[family]) for method, place in places.items() if place is not None}
+    for family, of_family in families_of(runs).items():
+        places = {method: METHODS[method].entry.place for method in by_method(of_family) if method in METHODS}
+        looks |= {method: _look(position, TIERS[family]) for method, position in places.items() if position is not None}
     most = len(COLORS) * len(OTHERS)
     for method in sorted({run.method for run in runs} - set(looks)):
         first = zlib.crc32(method.encode(errors="surrogatepass"))
@@ -65,9 +65,9 @@ def looks_of(runs: Sequence[Run]) -> PlotStyles:
     return looks
 
 
-def _look(place: int, markers: str) -> PlotStyle:
-    tier = place // len(COLORS)
-    return PlotStyle(COLORS[place % len(COLORS)], markers[tier], LINES[tier % len(LINES)])
+def _look(position: int, markers: str) -> PlotStyle:
+    tier = position // len(COLORS)
+    return PlotStyle(COLORS[position % len(COLORS)], markers[tier], LINES[tier % len(LINES)])
 
 
 def canvas(
@@ -97,8 +97,8 @@ def panels(
     yield figure, axes
     for first, last in zip(axes[0], axes[-1], strict=True):
         handles, labels = first.get_legend_handles_labels()
-        place = (0.5, -below)
-        last.legend(handles, labels, loc="upper center", bbox_to_anchor=place, ncols=2, fontsize="small", frameon=False)
+        anchor = (0.5, -below)
+        last.legend(handles, labels, loc="upper center", bbox_to_anchor=anchor, ncols=2, fontsize="small", frameon=False)
 
 
 def logarithmic(at: Axes) -> None:
@@ -120,12 +120,12 @@ def _power(value: float, _: object) -> str:
 
 
 def curve(
-    at: Axes, method: str, looks: PlotStyles, place: int, steps: Sequence[int], values: Sequence[float], *, marks: int, **line: Any
+    at: Axes, method: str, looks: PlotStyles, index: int, steps: Sequence[int], values: Sequence[float], *, marks: int, **line: Any
 ) -> None:
     """Draw values over optimizer steps, with markers staggered by place, so that those of curves that coincide do not."""
     every = max(1, len(steps) // marks)
     style: dict[str, Any] = {"color": looks[method].color, "marker": looks[method].marker, "markersize": 5, **line}
-    at.plot(steps, values, markevery=(place * every // 4 % every, every), label=named(method), **style)
+    at.plot(steps, values, markevery=(index * every // 4 % every, every), label=named(method), **style)
 
 
 def beside_each_other(count: int, *, width: float = 0.5) -> list[float]:
@@ -152,22 +152,18 @@ def drawable(ratio: float | None) -> float | None:
 # what matplotlib would write of itself and of the time
 ABOUT = {"png": ("Software",), "pdf": ("Creator", "Producer", "CreationDate"), "svg": ("Creator", "Date")}
 STEADY = {"svg.hashsalt": "anchorlora", "svg.fonttype": "none", "pdf.fonttype": 42}
-WRITERS: dict[str, Callable[[Figure], Callable[..., Any]]] = {  # savefig would draw everything twice
-    "png": lambda figure: FigureCanvasAgg(figure).print_png,
-    "pdf": lambda figure: FigureCanvasPdf(figure).print_pdf,
-    "svg": lambda figure: FigureCanvasSVG(figure).print_svg,
-}
+CANVASES = {"png": FigureCanvasAgg, "pdf": FigureCanvasPdf, "svg": FigureCanvasSVG}  # savefig would draw everything twice
 
 
 def as_bytes(figure: Figure, forms: Sequence[str]) -> dict[str, bytes]:
     """Return a figure in several forms without time or version in it; the words in an SVG are text."""
-    found = {}
+    content = {}
     with warnings.catch_warnings(), matplotlib.rc_context(STEADY):
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks, and names that leave little room
         for form in forms:
             out = BytesIO()
             figure.set_dpi(130)
-            WRITERS[form](figure)(out, metadata=dict.fromkeys(ABOUT[form]))
+            getattr(CANVASES[form](figure), f"print_{form}")(out, metadata=dict.fromkeys(ABOUT[form]))
             figure.set_layout_engine("none")  # the first form has placed everything
-            found[form] = out.getvalue()
-    return found
+            content[form] = out.getvalue()
+    return content

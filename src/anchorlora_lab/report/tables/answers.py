@@ -11,7 +11,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.pages.record import order_label, paper_order
 from anchorlora.pages.table import Better, Column, Table
 from anchorlora.text import amount, file_name
-from anchorlora_lab.report.grid import Grid, Measure, average, by_methods, by_run, means, spread
+from anchorlora_lab.report.grid import METHOD, ORDER, SEED, Grid, Measure, average, by_methods, means, pivot, spread
 from anchorlora_lab.report.layout import NOTES
 from anchorlora_lab.report.published import beside, printed
 from anchorlora_lab.report.records import Run, mean, mean_of
@@ -22,23 +22,23 @@ SAME = ("task", "metric", "limit", "n", "shots", "apply_chat_template", "files")
 
 def evaluation_table(runs: Sequence[Run]) -> Table | None:
     """General capability of the base model, then of each method: mean score, change, and sd over the seeds of one order."""
-    mine = [run for run in runs if run.evaluation is not None]
-    if not mine:
+    evaluated = [run for run in runs if run.evaluation is not None]
+    if not evaluated:
         return None
-    _refuse_mixed(mine)
-    grid, facts = Grid.of(mine), _facts(mine[0])
+    _refuse_mixed(evaluated)
+    grid, facts = Grid.of(evaluated), _facts(evaluated[0])
     scores: Measure = (Column("score", better="higher"), lambda runs: mean([_facts(run).after.score for run in runs]))
     sd: Measure = (Column("sd"), spread(lambda run: _facts(run).after.score if grid.one_order else None))
     change: Measure = (Column("change", signed=True), lambda runs: mean([_facts(run).change for run in runs]))
     title = f"General capability: {facts.task} ({facts.metric}), after {', '.join(map(order_label, grid.orders))}"
-    base = ("base model", None, mean([_facts(run).base.score for run in mine]), None, None)
+    base = ("base model", None, mean([_facts(run).base.score for run in evaluated]), None, None)
     table = by_methods("capability", title, grid, [scores, sd, change], _note(facts, grid))
     table = replace(table, rows=(base, *table.rows), partial=frozenset({0, *(i + 1 for i in grid.partial)}))
     asked = (facts.task, facts.limit, facts.shots, facts.apply_chat_template) == ("mmlu", None, "0", False)
     fits = asked and [paper_order(order) for order in grid.orders] == ["order1"]
     fields, of = {"score": "mean", "sd": "std", "change": "delta"}, ("base", *grid.methods)
-    theirs = {heading: [printed("mmlu_qwen3_8b_after_order1", name, field) for name in of] for heading, field in fields.items()}
-    return beside(table, theirs, mine) if fits else table
+    paper = {heading: [printed("mmlu_qwen3_8b_after_order1", name, field) for name in of] for heading, field in fields.items()}
+    return beside(table, paper, evaluated) if fits else table
 
 
 def _note(facts: Evaluation, grid: Grid) -> str:
@@ -53,9 +53,9 @@ def _refuse_mixed(runs: Sequence[Run]) -> None:
         first, other = _facts(runs[0]), _facts(run)
         unlike = [name for name in SAME if getattr(first, name) != getattr(other, name)]
         if unlike:
-            told = ", ".join(f"{name} {getattr(first, name)!r} and {getattr(other, name)!r}" for name in unlike)
+            differences = ", ".join(f"{name} {getattr(first, name)!r} and {getattr(other, name)!r}" for name in unlike)
             places = f"{runs[0].folder / EVAL_FILE} and {run.folder / EVAL_FILE}"
-            raise InvalidValue(f"{places} cannot share a table: {told}; run `anchorlora eval` with one task and limit")
+            raise InvalidValue(f"{places} cannot share a table: {differences}; run `anchorlora eval` with one task and limit")
 
 
 def _facts(run: Run) -> Evaluation:
@@ -68,7 +68,7 @@ def invalid_table(runs: Sequence[Run]) -> Table:
     tasks = _tasks(runs)
     measures: list[Measure] = means({task: partial(final_invalid, task=task) for task in tasks})
     measures += [
-        (Column("all tasks"), lambda mine: mean_of(mean_of(final_invalid(run, task) for run in mine) for task in tasks)),
+        (Column("all tasks"), lambda group: mean_of(mean_of(final_invalid(run, task) for run in group) for task in tasks)),
         (Column("worst"), worst_invalid),
     ]
     return by_methods("invalid", "Invalid predictions by method", Grid.of(runs), measures)
@@ -77,8 +77,9 @@ def invalid_table(runs: Sequence[Run]) -> Table:
 def invalid_by_seed(runs: Sequence[Run]) -> Table:
     """Rates of invalid predictions after the last task, one row per run."""
     measures: list[Measure] = means({task: partial(final_invalid, task=task) for task in _tasks(runs)})
-    every = [*measures, (Column("worst"), worst_invalid)]
-    return by_run("invalid-by-seed", "Invalid predictions of every run", Grid.of(runs), every)
+    every = [METHOD, ORDER, SEED, *measures, (Column("worst"), worst_invalid)]
+    groups = [[run] for group in Grid.of(runs).groups for run in group]
+    return pivot("invalid-by-seed", "Invalid predictions of every run", groups, every)
 
 
 def final_invalid(run: Run, task: str) -> float | None:
@@ -109,8 +110,8 @@ def metric_tables(runs: Sequence[Run]) -> list[Table]:
     """One table per metric of the records, but for a metric that is every task's accuracy; then perplexity."""
     names = dict.fromkeys(name for run in runs for name in (run.record.metrics or {}))
     records = [run.record for run in runs]
-    told = [name for name in names if any((r.metrics or {}).get(name, r.accuracy) != r.accuracy for r in records)]
-    return [metric_table(runs, name) for name in (*told, *([PERPLEXITY] if LOSS in names else []))]
+    reported = [name for name in names if any((r.metrics or {}).get(name, r.accuracy) != r.accuracy for r in records)]
+    return [metric_table(runs, name) for name in (*reported, *([PERPLEXITY] if LOSS in names else []))]
 
 
 def metric_table(runs: Sequence[Run], name: str) -> Table:
@@ -131,12 +132,12 @@ def metric_table(runs: Sequence[Run], name: str) -> Table:
 
 def values(run: Run, name: str) -> Rows | None:
     """Return a metric's triangle; None for a run without it."""
-    found = run.record.metrics or {}
+    metrics = run.record.metrics or {}
     if name != PERPLEXITY:
-        return found.get(name)
-    if LOSS not in found:
+        return metrics.get(name)
+    if LOSS not in metrics:
         return None  # and none where perplexity is beyond what a float holds
-    return [[None if value is None or value >= 700 else math.exp(value) for value in row] for row in found[LOSS]]
+    return [[None if value is None or value >= 700 else math.exp(value) for value in row] for row in metrics[LOSS]]
 
 
 def _last(run: Run, *, name: str, task: str) -> float | None:

@@ -20,7 +20,7 @@ from anchorlora_lab.report.records import FAMILIES, Family, Run, by_method
 
 def drift_table(runs: Sequence[Run]) -> Table:
     """Drift of every run and task, one row each."""
-    return record_tables.drift_table([run.record for mine in by_method(runs).values() for run in mine])
+    return record_tables.drift_table([run.record for group in by_method(runs).values() for run in group])
 
 
 def core_table(runs: Sequence[Run]) -> Table:
@@ -29,7 +29,7 @@ def core_table(runs: Sequence[Run]) -> Table:
     held_out = {"held-out": "held_out.total", "on-core": "held_out.on_core", "off-core": "held_out.off_core"}
     paths = shares | held_out | {"chance": "chance"}
     measures = means({heading: partial(_of_last, path=path) for heading, path in paths.items()}, "g")
-    kept: Measure = (Column("protected"), lambda mine: _count([d.exact for run in mine for d in run.record.drift]))
+    kept: Measure = (Column("protected"), lambda group: _count([d.exact for run in group for d in run.record.drift]))
     title = "The last task on the current core, the first core, and all past cores"
     return by_methods("cores", title, Grid.of(runs), [kept, *measures])
 
@@ -51,7 +51,7 @@ def endpoint_table(runs: Sequence[Run], *, family: Family) -> Table:
     grid, fields = Grid.of(runs), FIELDS[family]
     measures: list[Measure] = [
         *means({HEADINGS[field]: partial(endpoint, field=field) for field in fields}, "g"),
-        (Column("protected"), lambda mine: _count([run.trace[-1].exact for run in mine])),
+        (Column("protected"), lambda group: _count([run.trace[-1].exact for run in group])),
         *means({"chance": partial(endpoint, field="chance")}, "g"),
         *means({"tolerance": partial(endpoint, field="bound")}, "e"),
     ]
@@ -79,8 +79,8 @@ def violation_table(runs: Sequence[Run]) -> Table | None:
     measures = [(Column(f"{when}{sd}", "e"), of(field)) for when, field in fields.items() for sd, of in kinds]
     table = by_methods("violations", f"Violation by the routing factor A: {_where(runs)}", grid, measures)
     values = {
-        f"{ours} sd": [printed_violation_sd(m, theirs) if is_paper_trace(runs[0].order) else None for m in grid.methods]
-        for ours, theirs in (("before", "pre"), ("after", "post"))
+        f"{ours} sd": [printed_violation_sd(m, paper) if is_paper_trace(runs[0].order) else None for m in grid.methods]
+        for ours, paper in (("before", "pre"), ("after", "post"))
     }
     return beside(table, values, runs)
 

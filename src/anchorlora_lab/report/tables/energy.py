@@ -30,9 +30,9 @@ def energy_table(runs: Sequence[Run]) -> Table:
     columns = (Column("layer"), *(Column(f"after task {t + 1}", 3) for t in tasks), Column("min", 3), Column("directions", 1))
     rows: list[tuple[Value, ...]] = []
     for path, name in zip(layers, short_layers(layers), strict=True):
-        each = [[energy(run, path, task=t) for run in runs] for t in tasks]
+        by_task = [[energy(run, path, task=t) for run in runs] for t in tasks]
         sizes = [layer.k for run in runs for layer in run.record.layers[-1] if layer.module == path]
-        rows.append((name, *map(mean, each), min(min(values) for values in each), mean(sizes)))
+        rows.append((name, *map(mean, by_task), min(min(values) for values in by_task), mean(sizes)))
     return Table("energy", "Retained energy by layer", columns, tuple(rows), NOTES["energy"].format(runs=len(runs)))
 
 
@@ -40,7 +40,7 @@ def energy_by_method(runs: Sequence[Run]) -> Table:
     """Retained energy after the last task, over all layers of each method's runs."""
 
     def of_cores(of: Callable[[Sequence[LayerFacts]], Value]) -> Callable[[Sequence[Run]], Value]:
-        return lambda mine: of([core for run in mine for core in run.record.layers[-1]])
+        return lambda group: of([core for run in group for core in run.record.layers[-1]])
 
     measures: list[Measure] = [
         METHOD,

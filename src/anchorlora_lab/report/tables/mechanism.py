@@ -40,16 +40,16 @@ def gradient_table(runs: Sequence[Run]) -> Table | None:
     if not known:
         return None
     grid, rows = Grid.of(known), []
-    for method, mine in by_method(known).items():
-        tenths = [(points[: max(1, len(points) // 10)], points[-max(1, len(points) // 10) :]) for points in map(gradients_of, mine)]
+    for method, group in by_method(known).items():
+        tenths = [(p[: max(1, len(p) // 10)], p[-max(1, len(p) // 10) :]) for p in map(gradients_of, group)]
         norms = [
             mean([mean([_norm(point, name) for point in part[end]]) for part in tenths])
             for name in ("task", "penalties")
             for end in (0, 1)
         ]
-        moves = [run.trace[-1].moves for run in mine]
-        moved = [mean_of(None if each is None else getattr(each, name) for each in moves) for name in "AB"]
-        ratios = [mean([ratio(point) for point in gradients_of(run)]) for run in mine]
+        moves = [run.trace[-1].moves for run in group]
+        moved = [mean_of(None if m is None else getattr(m, name) for m in moves) for name in "AB"]
+        ratios = [mean([ratio(point) for point in gradients_of(run)]) for run in group]
         rows.append((method, grid.count(method), *norms, mean(ratios), *moved))
     headings = ("task, first", "task, last", "penalties, first", "penalties, last", "penalties / task", "moved A", "moved B")
     columns = (Column("method"), Column("runs"), *(Column(name, "g") for name in headings))
@@ -63,7 +63,7 @@ def _norm(point: Point, name: str) -> float:
 
 
 @dataclass(frozen=True)
-class Spot:
+class DriftPoint:
     """A run, or one boundary of it, as a point of forgetting against drift."""
 
     run: Run
@@ -80,23 +80,23 @@ AGAINST: dict[str, Callable[[DriftFacts], float | None]] = {
 }
 
 
-def _spot(run: Run, lost: float, drift: Sequence[DriftFacts]) -> Spot:
-    return Spot(run, lost, {name: mean_of(map(of, drift)) for name, of in AGAINST.items()}, all(each.exact for each in drift))
+def _spot(run: Run, lost: float, drift: Sequence[DriftFacts]) -> DriftPoint:
+    return DriftPoint(run, lost, {name: mean_of(map(of, drift)) for name, of in AGAINST.items()}, all(d.exact for d in drift))
 
 
-def spots_of_runs(runs: Sequence[Run]) -> list[Spot]:
+def spots_of_runs(runs: Sequence[Run]) -> list[DriftPoint]:
     """Return one point per run: FM, against means over the tasks from the second on."""
     known = [(run, lost) for run in runs if run.record.drift and (lost := run.record.scores.FM) is not None]
     return [_spot(run, lost, run.record.drift) for run, lost in known]
 
 
-def spots_of_boundaries(runs: Sequence[Run]) -> list[Spot]:
+def spots_of_boundaries(runs: Sequence[Run]) -> list[DriftPoint]:
     """Return one point per run and task from the second on: what earlier tasks lost in it, against its own drift."""
     spots = []
     for run in runs:
-        for each in run.record.drift:
-            before, after = run.record.accuracy[each.task - 2], run.record.accuracy[each.task - 1]
-            spots.append(_spot(run, mean([was - now for was, now in zip(before, after, strict=False)]), [each]))
+        for drift in run.record.drift:
+            before, after = run.record.accuracy[drift.task - 2], run.record.accuracy[drift.task - 1]
+            spots.append(_spot(run, mean([was - now for was, now in zip(before, after, strict=False)]), [drift]))
     return spots
 
 
@@ -117,9 +117,9 @@ def correlation_table(runs: Sequence[Run]) -> Table | None:
             if len(points) < METHODS:
                 continue
             lost, xs, places = (list(part) for part in zip(*points, strict=True))
-            found = rank_correlation(xs, lost, places)
-            if found is not None:
-                rows.append((name, against, len(points), found[0], ends(found[1], signed=True)))
+            correlation = rank_correlation(xs, lost, places)
+            if correlation is not None:
+                rows.append((name, against, len(points), correlation[0], ends(correlation[1], signed=True)))
     columns = (Column("points"), Column("against"), Column("n"), Column("Spearman", signed=True), Column("95 %"))
     predicted = NOTES["predicted KL"] if any(row[1] == "predicted KL" for row in rows) else ""
     return Table("forgetting", "Forgetting against drift", columns, tuple(rows), NOTES["forgetting"]).noting(predicted)
@@ -132,17 +132,17 @@ def rank_correlation(
     import numpy as np
 
     ones = np.ones((1, len(x)))
-    (found,) = _correlations(np.asarray(x), np.asarray(y), ones)
-    if not np.isfinite(found):
+    (rho,) = _correlations(np.asarray(x), np.asarray(y), ones)
+    if not np.isfinite(rho):
         return None
     names = list(dict.fromkeys(clusters or ()))
     if len(names) < FEWEST:
-        return round(float(found), 12), None
-    of = np.array([names.index(each) for each in clusters or ()])
+        return round(float(rho), 12), None
+    of = np.array([names.index(cluster) for cluster in clusters or ()])
     drawn = np.random.default_rng(0).multinomial(len(names), [1 / len(names)] * len(names), size=DRAWS)
     draws = _correlations(np.asarray(x), np.asarray(y), drawn[:, of].astype(float))
     low, high = np.nanquantile(draws, (0.025, 0.975))
-    return round(float(found), 12), (float(low), float(high))
+    return round(float(rho), 12), (float(low), float(high))
 
 
 def _correlations(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -31,33 +31,33 @@ def pairs_of(runs: Sequence[Run]) -> dict[str, list[Pair]]:
 def paired_table(runs: Sequence[Run]) -> Table | None:
     """Differences of AA, BWT, and FM: one row per pair of runs, then their mean."""
     groups: list[Group] = []
-    for name, mine in pairs_of(runs).items():
-        groups += [((name, order_label(pair.one.order), pair.one.seed), [pair], True) for pair in mine]
-        groups.append(((name, "mean", f"n = {len(mine)}"), mine, False))
+    for name, pairs in pairs_of(runs).items():
+        groups += [((name, order_label(pair.one.order), pair.one.seed), [pair], True) for pair in pairs]
+        groups.append(((name, "mean", f"n = {len(pairs)}"), pairs, False))
     table = Table("paired", "Paired differences", tuple(map(Column, ("difference", "order", "seed"))), (), NOTES["paired"])
-    return _filled(table, groups, DIFFERENCES, lambda pair, score: printed_of_seed("paired", pair.name, pair.one.seed, score), runs)
+    return _fill(table, groups, DIFFERENCES, lambda pair, score: printed_of_seed("paired", pair.name, pair.one.seed, score), runs)
 
 
 def learning_table(runs: Sequence[Run]) -> Table | None:
     """Differences of learning accuracy in each pair: means over the seeds of an order, and over all."""
     groups: list[Group] = []
-    for name, mine in pairs_of(runs).items():
-        orders = dict.fromkeys(pair.one.order for pair in mine)
+    for name, pairs in pairs_of(runs).items():
+        orders = dict.fromkeys(pair.one.order for pair in pairs)
         for order in orders:
-            same = [pair for pair in mine if pair.one.order == order]
+            same = [pair for pair in pairs if pair.one.order == order]
             groups.append(((name, order_label(order), len(same)), same, True))
-        groups += [((name, "all", len(mine)), mine, False)] if len(orders) > 1 else []
+        groups += [((name, "all", len(pairs)), pairs, False)] if len(orders) > 1 else []
     seeds = len(Grid.of(runs).seeds)
-    partial = frozenset(i for i, (_, mine, one_order) in enumerate(groups) if one_order and len(mine) < seeds)
+    partial = frozenset(i for i, (_, pairs, one_order) in enumerate(groups) if one_order and len(pairs) < seeds)
     columns = tuple(map(Column, ("difference", "order", "pairs")))
     table = Table("learning", "Differences in learning accuracy", columns, (), NOTES["learning"], partial)
-    return _filled(table, groups, ("LA",), lambda pair, _: printed_learning_change(pair.name), runs)
+    return _fill(table, groups, ("LA",), lambda pair, _: printed_learning_change(pair.name), runs)
 
 
 Group = tuple[tuple[Value, ...], Sequence[Pair], bool]  # the first cells of a row, its pairs, and whether they have one order
 
 
-def _filled(
+def _fill(
     table: Table, groups: Sequence[Group], scores: Sequence[str], printed: Callable[[Pair, str], float | None], runs: Sequence[Run]
 ) -> Table | None:
     """The table with a row of mean differences for each group of pairs, marked, and the paper's beside those in order1."""
@@ -65,17 +65,17 @@ def _filled(
         return None
     references = References.of(runs)
     columns = (*table.columns, *(Column(name, signed=True) for name in scores))
-    rows = tuple((*cells, *(mean_of(pair.change(name) for pair in mine) for name in scores)) for cells, mine, _ in groups)
+    rows = tuple((*cells, *(mean_of(pair.change(name) for pair in pairs) for name in scores)) for cells, pairs, _ in groups)
     table = replace(table, columns=columns, rows=rows).noting(_missing(runs))
-    table = references.mark(table, [_unlearned(references, mine) for _, mine, _ in groups])
-    own = [one_order and paper_order(mine[0].one.order) == "order1" for _, mine, one_order in groups]
-    theirs = {
-        name: [printed(mine[0], name) if has else None for (_, mine, _), has in zip(groups, own, strict=True)] for name in scores
+    table = references.mark(table, [_unlearned(references, pairs) for _, pairs, _ in groups])
+    own = [one_order and paper_order(pairs[0].one.order) == "order1" for _, pairs, one_order in groups]
+    paper = {
+        name: [printed(pairs[0], name) if has else None for (_, pairs, _), has in zip(groups, own, strict=True)] for name in scores
     }
-    return beside(table, theirs, runs, printed_on=MISTRAL)
+    return beside(table, paper, runs, printed_on=MISTRAL)
 
 
-def compared(grid: Grid, reference: str | None = None) -> list[tuple[str, str]]:
+def methods_to_compare(grid: Grid, reference: str | None = None) -> list[tuple[str, str]]:
     """Return which methods are compared: all with the reference or, without one, the paper's pairs and those that catalog entries
     name.
 
@@ -103,24 +103,24 @@ def comparisons(runs: Sequence[Run], reference: str | None = None) -> dict[tuple
     """Test every comparison of two methods that ran at the same orders and seeds, corrected for their number."""
     grid = Grid.of(runs)
     changes: dict[tuple[str, str, str], dict[tuple[tuple[str, ...], int], float]] = {}
-    for one, other in compared(grid, reference):
+    for one, other in methods_to_compare(grid, reference):
         pairs = grid.pairs(one, other)
         for name in TESTED:
-            found = {(p.one.order, p.one.seed): change for p in pairs if (change := p.change(name)) is not None}
-            if found:
-                changes[one, other, name] = found
+            differences = {(p.one.order, p.one.seed): change for p in pairs if (change := p.change(name)) is not None}
+            if differences:
+                changes[one, other, name] = differences
     return dict(zip(changes, paired_tests(list(changes.values())), strict=True)) if changes else {}
 
 
 def comparison_table(runs: Sequence[Run], reference: str | None = None) -> Table | None:
     """Mean paired differences with intervals and tests, corrected for the number of comparisons."""
-    found, references, grid = comparisons(runs, reference), References.of(runs), Grid.of(runs)
-    if not found:
+    tests, references, grid = comparisons(runs, reference), References.of(runs), Grid.of(runs)
+    if not tests:
         return None
-    tested = any(test.interval for test in found.values())
+    tested = any(test.interval for test in tests.values())
     rows: list[tuple[Value, ...]] = []
     unjudged, covered = set(), False
-    for (one, other, name), test in found.items():
+    for (one, other, name), test in tests.items():
         pairs = grid.pairs(one, other)
         for what in ("BWT", name) if name == "FM" and not tested else (name,):  # BWT has an interval over examples, FM has none
             over_examples = interval_over_examples([p.one for p in pairs], [p.other for p in pairs], name=what)
@@ -134,7 +134,7 @@ def comparison_table(runs: Sequence[Run], reference: str | None = None) -> Table
             rows.append((f"{one} - {other}", what, test.n, mean_of(pair.change(what) for pair in pairs), *intervals, *shares))
     first = (Column("difference"), Column("score"), Column("pairs"), Column("mean", signed=True))
     columns = (*first, Column("95 % runs"), Column("95 % examples"), Column("p", "g"), Column("p adjusted", "g"))
-    runs_note = NOTES["comparisons over runs" if tested else "comparisons of few runs"].format(comparisons=len(found))
+    runs_note = NOTES["comparisons over runs" if tested else "comparisons of few runs"].format(comparisons=len(tests))
     examples_note = NOTES["comparisons over examples" if covered else "comparisons without predictions"]
     table = Table("comparisons", "Comparisons", columns, tuple(rows), NOTES["comparisons"]).noting(runs_note, examples_note)
     for heading in (*(() if tested else ("95 % runs", "p", "p adjusted")), *(() if covered else ("95 % examples",))):
@@ -175,25 +175,25 @@ FAMILY_COMPONENTS: dict[Family, tuple[str, str, str]] = {
 
 def component_table(runs: Sequence[Run], family: Family, others: Sequence[Run] = ()) -> Table | None:
     """Methods of a family that differ in single parts: shared ones over all orders, blocks on order1 if it was run."""
-    title, printed_in, told = FAMILY_COMPONENTS[family]
+    title, printed_in, sentence = FAMILY_COMPONENTS[family]
     methods = tuple(name for name, method in METHODS.items() if method.entry.component and method.plan.family == family)
-    mine = [run for run in runs if run.method in methods]
-    if len({run.method for run in mine}) < 2:
+    components = [run for run in runs if run.method in methods]
+    if len({run.method for run in components}) < 2:
         return None
-    first = [run for run in mine if paper_order(run.order) == "order1"] if family == "cumulative" else []
-    only = "Only order1, as in the paper." if first and len(first) < len(mine) else ""
+    first = [run for run in components if paper_order(run.order) == "order1"] if family == "cumulative" else []
+    only = "Only order1, as in the paper." if first and len(first) < len(components) else ""
     # rows of references: the study's runs whose first tasks were trained alone are not among the components
     plain = [*(run for run in runs if run.method == PLAIN), *others]
-    table = score_table(f"components-{family}", title, first or mine, tuple(BETTER), others=plain, printed_in=printed_in)
-    beside = told and any(column.heading.endswith(" paper") for column in table.columns)
-    return _in_paper_order(table.noting_printed(told) if beside else table, methods, only)
+    table = score_table(f"components-{family}", title, first or components, tuple(BETTER), others=plain, printed_in=printed_in)
+    beside = sentence and any(column.heading.endswith(" paper") for column in table.columns)
+    return _in_paper_order(table.noting_printed(sentence) if beside else table, methods, only)
 
 
-def _in_paper_order(table: Table, methods: Sequence[str], told: str = "") -> Table:
+def _in_paper_order(table: Table, methods: Sequence[str], sentence: str = "") -> Table:
     """The rows as the paper has them; methods that were not run are named."""
     there = [str(row[0]) for row in table.rows if row[0] in methods]
     absent = [method for method in methods if method not in there]
     missing = f"Not run: {', '.join(absent)}." if absent else ""
     below = range(len(there), len(table.rows))  # references, which stay where they are
     places = [*sorted(range(len(there)), key=lambda i: methods.index(there[i])), *below]
-    return table.arranged(places).noting(told, missing)
+    return table.arranged(places).noting(sentence, missing)

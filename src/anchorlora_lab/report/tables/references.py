@@ -21,7 +21,7 @@ from anchorlora.pages.table import Table, Value
 from anchorlora.store.record import LabelCount
 from anchorlora_lab.report.comparability import alike
 from anchorlora_lab.report.layout import NOTES, WORDS, value_of
-from anchorlora_lab.report.records import FAMILIES, Run, by_method, grouped, mean, mean_of
+from anchorlora_lab.report.records import FAMILIES, Run, by_method, group_by, mean, mean_of
 
 PLAIN = METHODS.baseline("shared").name  # whose single-task runs serve methods that have none of their own
 LEVELS = ("chance", "majority label", "zero-shot", "single-task")
@@ -61,10 +61,10 @@ class References:
         zero_shot = {task: run.record.accuracy[-1][i] for run in reversed(untrained) for i, task in enumerate(run.order)}
         plain = [run for run in (*runs, *others) if run.method == PLAIN and run.trained and len(tasks) > 1]
         fitting = [run for run in plain if run.order[0] in tasks and alike(first, run)]
-        alone = grouped(fitting, lambda run: run.order[0])
-        means = {task: mean([run.record.accuracy[0][0] for run in found]) for task, found in alone.items()}
+        alone = group_by(fitting, lambda run: run.order[0])
+        means = {task: mean([run.record.accuracy[0][0] for run in group]) for task, group in alone.items()}
         base, own = ({task: level[task] for task in tasks} if set(tasks) <= set(level) else {} for level in (zero_shot, means))
-        return cls(known, chance, majority, base, own, {task: len(found) for task, found in alone.items()})
+        return cls(known, chance, majority, base, own, {task: len(group) for task, group in alone.items()})
 
     @property
     def line(self) -> float | None:
@@ -97,8 +97,8 @@ class References:
         cells = frozenset((i, shown[name]) for i, names in enumerate(unlearned) for name in names if name in shown)
         if not cells or self.line is None:
             return table
-        told = "" if table.unlearned else NOTES["unlearned"].format(line=self.line)
-        return replace(table, unlearned=table.unlearned | cells).noting(told)
+        sentence = "" if table.unlearned else NOTES["unlearned"].format(line=self.line)
+        return replace(table, unlearned=table.unlearned | cells).noting(sentence)
 
     def below(self, table: Table) -> Table:
         """Return the table with a row for each level that is known, in the columns AA and LA and those of orders and tasks."""
@@ -110,13 +110,13 @@ class References:
             (name, *(None if heading is None else by_task[name].get(heading, level) for heading in ranked))
             for name, level in levels.items()
         ]
-        return table.under(rows).noting(self._told(levels))
+        return table.under(rows).noting(self._explain_levels(levels))
 
-    def _told(self, levels: Mapping[str, float]) -> str:
+    def _explain_levels(self, levels: Mapping[str, float]) -> str:
         least, most = (pick(self.runs_alone.values(), default=0) for pick in (min, max))
         runs = f"{least}" if least == most else f"{least} to {most}"
-        told = "; ".join(f"{name}: {WORDS['levels'][name].format(plain=PLAIN, runs=runs)}" for name in levels)
-        return f"{told.capitalize()}. These rows are not ranked."
+        levels_text = "; ".join(f"{name}: {WORDS['levels'][name].format(plain=PLAIN, runs=runs)}" for name in levels)
+        return f"{levels_text.capitalize()}. These rows are not ranked."
 
 
 def same_tests(run: Run, other: Run) -> bool:
@@ -131,15 +131,15 @@ def _tests(run: Run) -> dict[str, Any]:
     return {"tested": run.tested, "files": files, **settings}
 
 
-def unprotected_of(runs: Sequence[Run]) -> str | None:
+def unprotected_method(runs: Sequence[Run]) -> str | None:
     """Return the method that protects nothing: seq-lora, or else the first that is a baseline of the catalog."""
     plain = [list(METHODS.baseline(family).phrases) for family in FAMILIES]
-    bare = [method for method, mine in by_method(runs).items() if all(run.record.method.parts in plain for run in mine)]
+    bare = [method for method, group in by_method(runs).items() if all(run.record.method.parts in plain for run in group)]
     return PLAIN if PLAIN in bare else next(iter(bare), None)
 
 
-def protected_of(runs: Sequence[Run]) -> list[str]:
+def exact_methods(runs: Sequence[Run]) -> list[str]:
     """Return the methods whose rho counts as zero after every task of every run, from the highest mean AA to the lowest."""
-    kept = [(method, mine) for method, mine in by_method(runs).items() if all(run.record.drift for run in mine)]
-    exact = [(method, mine) for method, mine in kept if all(drift.exact for run in mine for drift in run.record.drift)]
-    return [method for method, mine in sorted(exact, key=lambda each: -mean([run.record.scores.AA for run in each[1]]))]
+    kept = [(method, group) for method, group in by_method(runs).items() if all(run.record.drift for run in group)]
+    exact = [(method, group) for method, group in kept if all(drift.exact for run in group for drift in run.record.drift)]
+    return [method for method, group in sorted(exact, key=lambda item: -mean([run.record.scores.AA for run in item[1]]))]

@@ -53,31 +53,31 @@ def score_table(
     sd, reference = over_seeds or layout.spread == "sd", layout.reference if layout.reference in grid.methods else None
     intervals = {"none": (), "sd": (), "interval": scores}.get(layout.spread or "", ("AA",) if name == "main" else scores)
     measures: list[Measure] = []
-    told: list[str] = [NOTES[each] for each in scores if each in NOTES]
-    for each in scores:
-        value, column = partial(value_of, name=each), COLUMNS.get(each) or Column(each, better="higher")
+    notes: list[str] = [NOTES[score] for score in scores if score in NOTES]
+    for score in scores:
+        value, column = partial(value_of, name=score), COLUMNS.get(score) or Column(score, better="higher")
         measures.append((column, average(value)))
         if sd:
-            measures.append((replace(column, heading=f"{each} sd", better=None), spread(value)))
-        for kind, of in INTERVALS.items() if each in intervals else ():
-            found = {method: ends(of(grid.of_method(method), name=each), signed=each == "BWT") for method in grid.methods}
-            if any(found.values()):
-                measures.append((Column(f"{each} 95 % {kind}"), lambda mine, found=found: found[mine[0].method]))  # type: ignore[misc]
-                told.append(NOTES[f"95 % {kind}"])
+            measures.append((replace(column, heading=f"{score} sd", better=None), spread(value)))
+        for kind, of in INTERVALS.items() if score in intervals else ():
+            spans = {method: ends(of(grid.of_method(method), name=score), signed=score == "BWT") for method in grid.methods}
+            if any(spans.values()):
+                measures.append((Column(f"{score} 95 % {kind}"), lambda group, spans=spans: spans[group[0].method]))  # type: ignore[misc]
+                notes.append(NOTES[f"95 % {kind}"])
         if reference:
-            column = replace(column, heading=f"{each} - {reference}", better=None, signed=True)
-            measures.append((column, partial(_change, grid, reference, name=each)))
+            column = replace(column, heading=f"{score} - {reference}", better=None, signed=True)
+            measures.append((column, partial(_change, grid, reference, name=score)))
     if layout.spread == "interval" and not any("95 %" in column.heading for column, _ in measures):
-        told.append("95 % intervals take six runs of a method, or predictions next to the records.")
+        notes.append("95 % intervals take six runs of a method, or predictions next to the records.")
     if reference:
-        told.append(f"- {reference}: mean of the differences from it at the same order and seed.")
+        notes.append(f"- {reference}: mean of the differences from it at the same order and seed.")
     title = f"{title}: means over {amount(len(grid.orders), 'order')} and {amount(len(grid.seeds), 'seed')}"
     note = UNITS_NOTE + (f" sd: sample standard deviation (ddof 1) over {'the seeds' if over_seeds else 'runs'}." if sd else "")
-    table = by_methods(name, title, grid, measures, note).noting(tuned_note(runs), *dict.fromkeys(told))
+    table = by_methods(name, title, grid, measures, note).noting(tuned_note(runs), *dict.fromkeys(notes))
     table = references.below(references.mark(table, map(references.unlearned, grid.groups)))
     compared = grid.is_paper if printed_in != OF_ORDER1 else paper_order(grid.orders[0]) == "order1"
-    theirs = {each: [published.printed(printed_in, method, each) for method in grid.methods] for each in scores}
-    return grouped(beside(table, theirs, runs) if compared else table, layout)
+    paper = {score: [published.printed(printed_in, method, score) for method in grid.methods] for score in scores}
+    return group_rows(beside(table, paper, runs) if compared else table, layout)
 
 
 def _change(grid: Grid, reference: str, runs: Sequence[Run], *, name: str) -> float | None:
@@ -88,19 +88,19 @@ def _change(grid: Grid, reference: str, runs: Sequence[Run], *, name: str) -> fl
 
 def interval_over_runs(runs: Sequence[Run], *, name: str = "AA") -> tuple[float, float] | None:
     """Return the 95 % interval of a mean score over orders and seeds; None for fewer than six runs, or where it is undefined."""
-    found = [value_of(run, name) for run in runs]
-    known = [value for value in found if value is not None]
-    return mean_interval(known) if len(known) == len(found) else None
+    values = [value_of(run, name) for run in runs]
+    known = [value for value in values if value is not None]
+    return mean_interval(known) if len(known) == len(values) else None
 
 
 def interval_over_examples(
     runs: Sequence[Run], others: Sequence[Run] = (), *, name: str = "AA", level: float = 0.95
 ) -> tuple[float, float] | None:
     """Return the interval of a mean score, or of its difference from another method's, over test examples."""
-    ours, theirs = by_example(runs, name), by_example(others, name) if others else {}
-    if not ours or theirs is None or (theirs and theirs.keys() != ours.keys()):
+    ours, baseline = by_example(runs, name), by_example(others, name) if others else {}
+    if not ours or baseline is None or (baseline and baseline.keys() != ours.keys()):
         return None
-    before = [theirs.get(place, 0.0) for place in ours]
+    before = [baseline.get(example, 0.0) for example in ours]
     return Paired(before, list(ours.values()), tasks=[task for task, _ in ours]).interval(level=level)
 
 
@@ -114,12 +114,12 @@ def by_example(runs: Sequence[Run], name: str) -> dict[tuple[str, int], float] |
         tasks = len({task for task, _ in last or ()})
         if not last or not first or tasks < 2:
             return None
-        return {place: (last[place] - first[place]) * tasks / (tasks - 1) for place in last}
+        return {example: (last[example] - first[example]) * tasks / (tasks - 1) for example in last}
     answered = [run.answers.get(name) for run in runs]
     known = [answers for answers in answered if answers]
     if not known or len(known) < len(answered) or any(answers.keys() != known[0].keys() for answers in known):
         return None
-    return {place: 100 * sum(answers[place] for answers in known) / len(known) for place in known[0]}
+    return {example: 100 * sum(answers[example] for answers in known) / len(known) for example in known[0]}
 
 
 def ends(interval: tuple[float, float] | None, *, signed: bool = False) -> str | None:
@@ -131,7 +131,7 @@ def ends(interval: tuple[float, float] | None, *, signed: bool = False) -> str |
 INTERVALS = {"runs": interval_over_runs, "examples": interval_over_examples}
 
 
-def grouped(table: Table, layout: Layout = AS_IS) -> Table:
+def group_rows(table: Table, layout: Layout = AS_IS) -> Table:
     """Return a table of methods in the groups that are asked for or, for LaTeX, in those of the paper's main table. References and
     methods that have no group come last. Groups that are asked for put the rows in their order and are a column.
     """
@@ -143,7 +143,7 @@ def grouped(table: Table, layout: Layout = AS_IS) -> Table:
     if asked:
         table = table.arranged([i for rows in groups.values() for i in rows])
         group = [name for name, rows in groups.items() for _ in rows]
-        groups = {name: [i for i, each in enumerate(group) if each == name] for name in groups}
+        groups = {name: [i for i, group_name in enumerate(group) if group_name == name] for name in groups}
         rows = tuple((name, *row) for name, row in zip(group, table.rows, strict=True))
         table = replace(table, columns=(Column(GROUP), *table.columns), rows=rows)
     return replace(table, groups=tuple((name, tuple(rows)) for name, rows in groups.items() if rows))
@@ -154,16 +154,16 @@ ALONE = "No continual learning"
 
 def tuned_note(runs: Sequence[Run]) -> str:
     """Return what says which strengths were selected or set for these runs, beside those that the paper printed its values for."""
-    told: dict[str, list[str]] = {}
-    for method, mine in by_method(runs).items():
-        tuned, how = mine[0].setting("tuned"), "Selected on a holdout" if mine[0].setting("selection") else "Not as in the catalog"
+    by_origin: dict[str, list[str]] = {}
+    for method, (first, *_) in by_method(runs).items():
+        tuned, how = first.setting("tuned"), "Selected on a holdout" if first.setting("selection") else "Not as in the catalog"
         tunable = METHODS[method].entry.tunable if method in METHODS else None
         printed_at = {tunable.parameter: tunable.printed_at} if tunable and tunable.printed_at is not None else {}
         for name, value in tuned.items() if isinstance(tuned, dict) else ():
             at = f" (the paper prints its values for {printed_at[name]:g})" if printed_at.get(name, value) != value else ""
             number = f"{value:g}{at}" if isinstance(value, (int, float)) else value
-            told.setdefault(how, []).append(f"{method} at {name} {number}")
-    return " ".join(f"{how}: {'; '.join(strengths)}." for how, strengths in told.items())
+            by_origin.setdefault(how, []).append(f"{method} at {name} {number}")
+    return " ".join(f"{how}: {'; '.join(strengths)}." for how, strengths in by_origin.items())
 
 
 def order_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout = AS_IS) -> Table:
@@ -172,24 +172,24 @@ def order_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout 
     within = {order_label(order): {order} for order in grid.orders} | ({} if grid.one_order else {"all": set(grid.orders)})
     measures: list[Measure] = [
         METHOD,
-        (Column("seeds"), lambda mine: "+".join(str(sum(run.order == order for run in mine)) for order in grid.orders)),
+        (Column("seeds"), lambda group: "+".join(str(sum(run.order == order for run in group)) for order in grid.orders)),
         *((Column(name, better="higher"), partial(_mean_aa, orders=orders)) for name, orders in within.items()),
     ]
     note = "Percent. seeds: number of seeds behind each order's mean" + ("." if grid.one_order else "; all: mean over all runs.")
     table = pivot("by-order", "AA by order", grid.groups, measures, note, grid.partial).noting(grid.note, tuned_note(runs))
     for name, orders in within.items():
-        within_orders = ([run for run in mine if run.order in orders] for mine in grid.groups)
+        within_orders = ([run for run in group if run.order in orders] for group in grid.groups)
         table = references.mark(table, map(references.unlearned, within_orders), {"AA": name})
     printed = {name: [published.printed_by_order(m, "avg" if name == "all" else name) for m in grid.methods] for name in within}
     table = beside(references.below(table), printed if grid.is_paper else {**printed, "all": []}, runs)
-    return grouped(table, layout)
+    return group_rows(table, layout)
 
 
 def seed_table(runs: Sequence[Run]) -> Table:
     """The scores of every run."""
     grid = Grid.of(runs)
     measures = [METHOD, ORDER, SEED, *((Column(name), average(partial(value_of, name=name))) for name in BETTER)]
-    groups = [[run] for mine in grid.groups for run in mine]
+    groups = [[run] for group in grid.groups for run in group]
     table = pivot("by-seed", "Scores of every run", groups, measures, UNITS_NOTE).noting(grid.note)
     return _of_groups(table, groups, runs, _of_seed, {name: name for name in BETTER}, printed_on=MISTRAL)
 
@@ -197,9 +197,9 @@ def seed_table(runs: Sequence[Run]) -> Table:
 def deviation_table(runs: Sequence[Run]) -> Table:
     """Sample standard deviations of the scores over the seeds of one order."""
     grid = Grid.of(runs)
-    groups = [group for mine in grid.groups for order in grid.orders if (group := [run for run in mine if run.order == order])]
+    groups = [same for group in grid.groups for order in grid.orders if (same := [run for run in group if run.order == order])]
     measures = [METHOD, ORDER, N, *((Column(f"{name} sd"), spread(partial(value_of, name=name))) for name in BETTER)]
-    short = frozenset(i for i, mine in enumerate(groups) if len(mine) < len(grid.seeds))
+    short = frozenset(i for i, group in enumerate(groups) if len(group) < len(grid.seeds))
     table = pivot("seed-sd", "Standard deviations over seeds", groups, measures, partial=short).noting(grid.note)
     return _of_groups(table, groups, runs, _seed_sd, {name: f"{name} sd" for name in BETTER})
 
@@ -213,9 +213,9 @@ def _of_groups(
     printed_on: str = QWEN,
 ) -> Table:
     """A table of scores, marked, with the paper's values of each group beside them."""
-    theirs = {heading: [printed(mine[0], name) for mine in groups] for name, heading in headings.items()}
+    paper = {heading: [printed(group[0], name) for group in groups] for name, heading in headings.items()}
     references = References.of(runs)
-    return beside(references.mark(table, map(references.unlearned, groups), headings), theirs, runs, printed_on=printed_on)
+    return beside(references.mark(table, map(references.unlearned, groups), headings), paper, runs, printed_on=printed_on)
 
 
 def _mean_aa(runs: Sequence[Run], *, orders: set[tuple[str, ...]]) -> float | None:

@@ -23,17 +23,17 @@ from anchorlora_lab.report.tables.references import PLAIN
 def forward_table(runs: Sequence[Run], alone: Sequence[Run]) -> Table | None:
     """FWT of each method: mean over the runs whose every task was also learned alone, with the same seed and settings."""
     grid = Grid.of(runs)
-    found: dict[int, float | None] = {}
-    for mine in grid.groups:  # by the method's own single-task runs or by the plain ones, whichever are of more of its runs
-        own, plain = ({id(run): forward_transfer(run, alone, of=method) for run in mine} for method in (mine[0].method, PLAIN))
-        found |= own if [*own.values()].count(None) <= [*plain.values()].count(None) else plain
-    if all(value is None for value in found.values()):
+    transfer: dict[int, float | None] = {}
+    for group in grid.groups:  # by the method's own single-task runs or by the plain ones, whichever are of more of its runs
+        own, plain = ({id(run): forward_transfer(run, alone, of=method) for run in group} for method in (group[0].method, PLAIN))
+        transfer |= own if [*own.values()].count(None) <= [*plain.values()].count(None) else plain
+    if all(value is None for value in transfer.values()):
         return None
-    known = {method: sum(found[id(run)] is not None for run in grid.of_method(method)) for method in grid.methods}
+    known = {method: sum(transfer[id(run)] is not None for run in grid.of_method(method)) for method in grid.methods}
     measures: list[Measure] = [
         METHOD,
-        (Column("runs"), lambda mine: f"{known[mine[0].method]} of {grid.size}"),
-        (Column("FWT", better="higher", signed=True), average(lambda run: found[id(run)])),
+        (Column("runs"), lambda group: f"{known[group[0].method]} of {grid.size}"),
+        (Column("FWT", better="higher", signed=True), average(lambda run: transfer[id(run)])),
     ]
     partial = grid.partial | {i for i, method in enumerate(grid.methods) if known[method] < grid.size}
     note = NOTES["forward-transfer"].format(plain=PLAIN)
@@ -74,10 +74,10 @@ def flips_of(run: Run) -> list[Flips]:
     graded, out = run.graded, list[Flips]()
     if graded is None:
         return out
-    for place, task in enumerate(run.order[:-1]):
+    for number, task in enumerate(run.order[:-1]):
         pairs = [(was, graded.last[at]) for at, was in graded.learned.items() if at[0] == task and at in graded.last]
         if pairs and not any(None in pair for pair in pairs):
-            labels = graded.labels[task] if run.record.invalid[place][place] is not None else None
+            labels = graded.labels[task] if run.record.invalid[number][number] is not None else None
             before = sum(bool(was) for was, _ in pairs)
             out.append(Flips(len(pairs), pairs.count((True, False)), pairs.count((False, True)), before, labels))
     return out
@@ -86,19 +86,19 @@ def flips_of(run: Run) -> list[Flips]:
 def flips_table(runs: Sequence[Run]) -> Table | None:
     """Answers to earlier tasks that flipped, and forgetting less what guessing explains, by method."""
     grid = Grid.of(runs)
-    found = {id(run): flips_of(run) for run in runs}
-    if not any(found.values()):
+    flips = {id(run): flips_of(run) for run in runs}
+    if not any(flips.values()):
         return None
     measures: list[Measure] = [
         METHOD,
-        (Column("runs"), lambda mine: f"{sum(bool(found[id(run)]) for run in mine)} of {grid.size}"),
-        (Column("answers", 0), average(lambda run: _total(f.examples for f in found[id(run)]))),
-        (Column("right to wrong", 1), average(lambda run: _total(f.lost for f in found[id(run)]))),
-        (Column("wrong to right", 1), average(lambda run: _total(f.gained for f in found[id(run)]))),
-        (Column("forgetting", better="lower"), average(lambda run: mean_of(f.adjusted(f.lost) for f in found[id(run)]))),
-        (Column("transfer", better="higher"), average(lambda run: mean_of(f.adjusted(f.gained) for f in found[id(run)]))),
+        (Column("runs"), lambda group: f"{sum(bool(flips[id(run)]) for run in group)} of {grid.size}"),
+        (Column("answers", 0), average(lambda run: _total(f.examples for f in flips[id(run)]))),
+        (Column("right to wrong", 1), average(lambda run: _total(f.lost for f in flips[id(run)]))),
+        (Column("wrong to right", 1), average(lambda run: _total(f.gained for f in flips[id(run)]))),
+        (Column("forgetting", better="lower"), average(lambda run: mean_of(f.adjusted(f.lost) for f in flips[id(run)]))),
+        (Column("transfer", better="higher"), average(lambda run: mean_of(f.adjusted(f.gained) for f in flips[id(run)]))),
     ]
-    partial = grid.partial | {i for i, mine in enumerate(grid.groups) if sum(bool(found[id(run)]) for run in mine) < grid.size}
+    partial = grid.partial | {i for i, group in enumerate(grid.groups) if sum(bool(flips[id(run)]) for run in group) < grid.size}
     return pivot("flips", "Answers that flipped", grid.groups, measures, partial=partial)
 
 
