@@ -5,14 +5,14 @@ import statistics
 
 import pytest
 
-from anchorlora_lab.suites.evaluation import Measured
-from anchorlora_lab.suites.paired import changed
+from anchorlora_lab.suites.evaluation import TaskScores
+from anchorlora_lab.suites.paired import task_change
 
 
 def measured(metrics, values, n=4):
     """Metric -> score; task -> metric -> value of each question."""
     scores = {name: {"score": score, "stderr": 0.1} for name, score in metrics.items()}
-    return Measured.model_validate({"n": n, "cut": 0, "num_fewshot": 0, "metrics": scores, "values": values})
+    return TaskScores.model_validate({"n": n, "cut": 0, "num_fewshot": 0, "metrics": scores, "values": values})
 
 
 def of(**values):
@@ -22,7 +22,7 @@ def of(**values):
 
 def test_the_error_of_a_change_is_that_of_the_differences_and_smaller_than_that_of_two_samples():
     old, new = [1.0] * 60 + [0.0] * 40, [1.0] * 55 + [0.0] * 45
-    found = changed("quiz", of(acc=old), of(acc=new))
+    found = task_change("quiz", of(acc=old), of(acc=new))
     differences = [b - a for a, b in zip(old, new, strict=True)]
     assert found.change == pytest.approx(-5)
     assert found.change_stderr == pytest.approx(100 * statistics.stdev(differences) / math.sqrt(100))
@@ -43,7 +43,7 @@ def test_the_tasks_of_a_group_weigh_as_in_its_score(weighted):
         score = sum(weights[name] * statistics.fmean(each) for name, each in values.items())
         return measured({"acc": score}, {name: {"acc": each} for name, each in values.items()})
 
-    found = changed("group", group(old), group(new))
+    found = task_change("group", group(old), group(new))
     of_each = {
         name: statistics.variance([b - a for a, b in zip(old[name], new[name], strict=True)]) / len(old[name]) for name in old
     }
@@ -61,17 +61,17 @@ def test_the_tasks_of_a_group_weigh_as_in_its_score(weighted):
     ],
 )
 def test_where_scores_are_no_means_of_pairs_the_change_has_no_error(values, score):
-    found = changed("quiz", measured({"acc": score}, values), measured({"acc": score}, values))
+    found = task_change("quiz", measured({"acc": score}, values), measured({"acc": score}, values))
     assert (found.change, found.change_stderr, found.interval) == (0, None, None)
 
 
 def test_other_questions_after_than_before_are_no_pairs():
-    found = changed("quiz", of(acc=[1.0, 0.0]), of(acc=[1.0, 0.0, 1.0]))
+    found = task_change("quiz", of(acc=[1.0, 0.0]), of(acc=[1.0, 0.0, 1.0]))
     assert (found.change_stderr, found.flips) == (None, None)
 
 
 def test_a_metric_between_right_and_wrong_has_an_error_but_no_flips():
-    found = changed("quiz", of(f1=[0.5, 1.0]), of(f1=[0.25, 0.0]))
+    found = task_change("quiz", of(f1=[0.5, 1.0]), of(f1=[0.25, 0.0]))
     assert found.change_stderr == pytest.approx(100 * statistics.stdev([-0.25, -1.0]) / math.sqrt(2))
     assert found.flips is None
 
@@ -84,17 +84,17 @@ def test_every_fraction_is_recorded_and_one_whose_name_says_so_comes_first():
         "bleu_acc": [1.0, 0.0],
         "acc_norm": [1.0, 1.0],
     }
-    found = changed("quiz", of(**names), of(**names))
+    found = task_change("quiz", of(**names), of(**names))
     assert found.metric == "bleu_acc"
     assert list(found.metrics) == ["rouge1", "bleu_acc", "acc_norm"]
-    assert changed("quiz", of(rouge1=[0.5, 0.1]), of(rouge1=[0.5, 0.1])).metric == "rouge1"
-    assert changed(
+    assert task_change("quiz", of(rouge1=[0.5, 0.1]), of(rouge1=[0.5, 0.1])).metric == "rouge1"
+    assert task_change(
         "quiz", of(pass_at_1=[1.0], prompt_level_strict_acc=[1.0]), of(pass_at_1=[1.0], prompt_level_strict_acc=[1.0])
     ).metric == ("prompt_level_strict_acc")
 
 
 def test_a_metric_that_leaves_the_fractions_before_or_after_is_none():
     with pytest.raises(ValueError, match=r"the task quiz cannot be scored in percent: .* \(exact\); choose another task"):
-        changed("quiz", of(exact=[0.0, 0.0]), of(exact=[100.0, 0.0]))
+        task_change("quiz", of(exact=[0.0, 0.0]), of(exact=[100.0, 0.0]))
     with pytest.raises(ValueError, match="cannot be scored in percent"):
-        changed("quiz", of(exact=[1.5, -0.5]), of(exact=[0.0, 0.0]))
+        task_change("quiz", of(exact=[1.5, -0.5]), of(exact=[0.0, 0.0]))

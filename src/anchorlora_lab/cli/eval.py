@@ -78,9 +78,9 @@ def eval_(
     """
     if fail_if_drop is not None and not math.isfinite(fail_if_drop):
         raise InvalidValue(f"--fail-if-drop takes percentage points, not {fail_if_drop}")
-    from anchorlora_lab.suites.questions import EvalProgress, Questions, named
+    from anchorlora_lab.suites.questions import EvalProgress, Questions, task_names
 
-    questions = Questions(named(task, suites=suites, prompts=asked["prompts"] is not None), **asked)
+    questions = Questions(task_names(task, suites=suites, prompts=asked["prompts"] is not None), **asked)
     if questions.data is not None:
         from anchorlora_lab.suites.mmlu import go_offline
 
@@ -94,23 +94,23 @@ def eval_(
     bar = bar_over(err)
     with stopping_at_once(), bar if err.is_terminal else nullcontext():  # older rich ends with an empty line elsewhere
         how: dict[str, Any] = {"model": model, "trust_remote_code": trust_remote_code, "force": force}
-        found = evaluate(folder, questions, cache=cache or cache_folder(), watch=EvalProgress(bar, err.print), **how)
+        evaluation = evaluate(folder, questions, cache=cache or cache_folder(), watch=EvalProgress(bar, err.print), **how)
     if as_json:
-        print(shown(found.as_json()), end="")
+        print(shown(evaluation.as_json()), end="")
     else:
-        show(found)
+        show(evaluation)
         out.print(f"\neval: {folder / 'eval.json'}")
     if fail_if_drop is not None:
-        gate(found, fail_if_drop)
+        gate(evaluation, fail_if_drop)
 
 
-def gate(found: Evaluation, points: float) -> None:
+def gate(evaluation: Evaluation, points: float) -> None:
     """Refuse an evaluation with a task that fell too far, or that cannot show that it did not."""
-    dropped = found.dropped(points)
-    said = [f"{'; '.join(map(_fall, dropped))}: more than the {points:g} allowed"] if dropped else []
-    said += [f"{task.task} shows nothing: {why}" for task in found.tasks if (why := task.cannot_tell(points))]
-    if said:
-        raise Failed("; ".join(said))
+    dropped = evaluation.dropped(points)
+    reasons = [f"{'; '.join(map(_fall, dropped))}: more than the {points:g} allowed"] if dropped else []
+    reasons += [f"{task.task} shows nothing: {why}" for task in evaluation.tasks if (why := task.cannot_tell(points))]
+    if reasons:
+        raise Failed("; ".join(reasons))
 
 
 def _fall(task: TaskChange) -> str:
@@ -121,29 +121,29 @@ def _fall(task: TaskChange) -> str:
     return f"{task.task} fell by {-task.change:.2f} points{interval}"
 
 
-def show(found: Evaluation) -> None:
+def show(evaluation: Evaluation) -> None:
     """Print each task before and after, its change, the answers that flipped, and the parts that dropped most."""
-    rows = [[t.task, t.metric, str(t.n), *_scores(t), *_flips(t.flips)] for t in found.tasks]
+    rows = [[t.task, t.metric, str(t.n), *_scores(t), *_flips(t.flips)] for t in evaluation.tasks]
     if len(rows) > 1:
-        rows.append([f"mean of {len(rows)} tasks", "", str(found.n), *_scores(found), "", ""])
+        rows.append([f"mean of {len(rows)} tasks", "", str(evaluation.n), *_scores(evaluation), "", ""])
     headings = ["task", "metric", "n", "base", "after", "change", "right to wrong", "wrong to right"]
     out.print(fitted(headings, rows))
     out.print("\nPercent, with standard errors; that of the change is over pairs of answers to the same question.")
-    drops = found.largest_drops(WORST)
+    drops = evaluation.largest_drops(WORST)
     if drops:
         parts = [[name, str(p.n), f"{p.base:.2f}", f"{p.after:.2f}", f"{p.after - p.base:+.2f}"] for name, p in drops]
         out.print("\n" + fitted(["largest drops", "n", "base", "after", "change"], parts))
-    if found.prompts and found.prompts.right_to_wrong:
-        lost = [[each.place, each.answer, each.base, each.after] for each in found.prompts.right_to_wrong[:WORST]]
+    if evaluation.prompts and evaluation.prompts.right_to_wrong:
+        lost = [[flip.place, flip.answer, flip.base, flip.after] for flip in evaluation.prompts.right_to_wrong[:WORST]]
         wide = [[f"{' '.join(text.split()):.40}" if i else text for i, text in enumerate(row)] for row in lost]
         out.print("\n" + fitted(["right to wrong", "answer", "base", "after"], wide))
-    if found.cut:
-        out.print(f"\ninputs truncated on the left to fit the model's context: {found.cut}")
+    if evaluation.cut:
+        out.print(f"\ninputs truncated on the left to fit the model's context: {evaluation.cut}")
 
 
-def _scores(found: TaskChange | Evaluation) -> list[str]:
-    error = "" if found.change_stderr is None else f" ± {found.change_stderr:.2f}"
-    return [_plus_minus(found.base), _plus_minus(found.after), f"{found.change:+.2f}{error}"]
+def _scores(change: TaskChange | Evaluation) -> list[str]:
+    error = "" if change.change_stderr is None else f" ± {change.change_stderr:.2f}"
+    return [_plus_minus(change.base), _plus_minus(change.after), f"{change.change:+.2f}{error}"]
 
 
 def _flips(flips: Flips | None) -> list[str]:

@@ -39,7 +39,7 @@ class PartScores(FilePart):
     scores: dict[str, float]
 
 
-class Measured(FilePart):
+class TaskScores(FilePart):
     """Scores of one model on one task, as its metrics give them: fractions of 1, unless a metric turns out to be none."""
 
     n: int
@@ -115,8 +115,8 @@ class TaskChange(FilePart):
         half = max(100 * most_share(0, self.n), QUANTILE * (self.change_stderr or 0.0))
         if self.uncertain and self.fell(points):
             low, high = self.interval or (0.0, 0.0)
-            said = f"(95 % interval of the change: {low:+.2f} to {high:+.2f})"
-            return f"it fell by {-self.change:.2f} points {said}, which may be chance: n = {self.n} is too small to tell"
+            interval = f"(95 % interval of the change: {low:+.2f} to {high:+.2f})"
+            return f"it fell by {-self.change:.2f} points {interval}, which may be chance: n = {self.n} is too small to tell"
         if points > 0 and half > points:
             return f"n = {self.n} is too small to show a fall of {points:g} points: one of up to {half:.1f} may go unseen"
         return ""
@@ -197,9 +197,9 @@ class Evaluation(FilePart):
 
 def total(scores: list[Score]) -> Score:
     """Return the mean of scores, each with the same weight."""
-    errors = [each.stderr for each in scores if each.stderr is not None]
+    errors = [s.stderr for s in scores if s.stderr is not None]
     error = math.hypot(*errors) / len(scores) if len(errors) == len(scores) else None
-    return Score(score=sum(each.score for each in scores) / len(scores), stderr=error)
+    return Score(score=sum(s.score for s in scores) / len(scores), stderr=error)
 
 
 def read_evaluation(path: Path) -> Evaluation:

@@ -27,7 +27,7 @@ from lm_eval.tasks import TaskManager
 from anchorlora.errors import InvalidValue, MissingExtra, UnknownName, message_of
 from anchorlora.paths import expanded
 from anchorlora_lab.suites import mmlu
-from anchorlora_lab.suites.evaluation import Measured, PartScores, Score
+from anchorlora_lab.suites.evaluation import PartScores, Score, TaskScores
 from anchorlora_lab.suites.questions import EvalProgress, Questions, is_file
 from anchorlora_lab.suites.reader import Reader, quiet
 
@@ -59,19 +59,19 @@ class HarnessTask:
             # the number of examples is in the requests, and in the key
             config = json.dumps({**task.dump_config(), "num_fewshot": None}, sort_keys=True, default=str)
             total.update(f"{name} {task.VERSION} {re.sub(r'0x[0-9a-f]+', '', config)}\n".encode())
-            for each in task.instances:
-                total.update(json.dumps([each.args, each.doc], sort_keys=True, default=str).encode())
+            for instance in task.instances:
+                total.update(json.dumps([instance.args, instance.doc], sort_keys=True, default=str).encode())
         settings = {name: getattr(questions, name) for name in ("limit", "num_fewshot", "apply_chat_template", "batch")}
         return {"task": self.name, "requests": total.hexdigest(), **settings}
 
-    def score(self, model: Any, tokenizer: Any, questions: Questions, *, watch: EvalProgress) -> Measured:
+    def score(self, model: Any, tokenizer: Any, questions: Questions, *, watch: EvalProgress) -> TaskScores:
         """Return the scores of a model, with the value of every question."""
         with quiet():
             reader = Reader(model, tokenizer, batch=questions.batch, watch=watch)
             self._set_examples(questions)
             tasks = {"tasks": dict(self.leaves), "groups": dict(self.groups)}
-            found = evaluate(reader, tasks, bootstrap_iters=BOOTSTRAP, **_asked(questions))
-        return self._measured(found, cut=reader.cut)
+            results = evaluate(reader, tasks, bootstrap_iters=BOOTSTRAP, **_request_options(questions))
+        return self._measured(results, cut=reader.cut)
 
     def _build(self, reader: Reader, questions: Questions) -> None:
         self._set_examples(questions)
@@ -80,7 +80,7 @@ class HarnessTask:
             own = {"chat_template": reader.apply_chat_template, "tokenizer_name": reader.tokenizer_name}
         for name, task in self.leaves.items():
             try:
-                task.build_all_requests(rank=0, world_size=1, **_asked(questions), **own)
+                task.build_all_requests(rank=0, world_size=1, **_request_options(questions), **own)
             except Exception as error:  # a task and a chat template are programs and raise what they like
                 raise InvalidValue(f"the task {name} cannot be asked in this way: {message_of(error)}") from None
 
@@ -91,17 +91,17 @@ class HarnessTask:
                 task.set_config(key="num_fewshot", value=(own or 0) if questions.num_fewshot is None else questions.num_fewshot)
             task.set_fewshot_seed(seed=SEED)  # each time anew: building requests draws from it
 
-    def _measured(self, found: Mapping[str, Any], *, cut: int) -> Measured:
-        rows, row = found["results"], found["results"][self.name]
+    def _measured(self, results: Mapping[str, Any], *, cut: int) -> TaskScores:
+        rows, row = results["results"], results["results"][self.name]
         keys = self._keys(row)
         shots = {task.get_config("num_fewshot") for task in self.leaves.values()}
-        return Measured(
+        return TaskScores(
             n=row["sample_len"],
             cut=cut,
             num_fewshot=shots.pop() if len(shots) == 1 else None,
             # null for an error that lm_eval does not give, as for a single question
             metrics={_shown(k): Score(score=float(row[k]), stderr=_number(row.get(k.replace(",", "_stderr,", 1)))) for k in keys},
-            values={leaf: _values(found["samples"][leaf], keys) for leaf in self.leaves},
+            values={leaf: _values(results["samples"][leaf], keys) for leaf in self.leaves},
             parts={leaf: _part(rows[leaf], self._keys(rows[leaf])) for leaf in self.leaves} if self.groups else {},
         )
 
@@ -111,7 +111,7 @@ class HarnessTask:
         return [key for key in keys if _number(row[key]) is not None]
 
 
-def _asked(questions: Questions) -> dict[str, Any]:
+def _request_options(questions: Questions) -> dict[str, Any]:
     template = questions.apply_chat_template  # turns for examples, as lm_eval's own command line
     return {"limit": questions.limit, "apply_chat_template": template, "fewshot_as_multiturn": template}
 
@@ -131,14 +131,14 @@ def task_of_folder(data: mmlu.Mmlu) -> HarnessTask:
 def tasks_asked(questions: Questions, *, data: mmlu.Mmlu | None = None) -> list[HarnessTask]:
     """Load the tasks that are asked for, in their order; a tag is a list of tasks."""
     wanted = [name for name in questions.tasks if data is None or name != mmlu.NAME]
-    found: dict[str, list[HarnessTask]] = {} if data is None else {mmlu.NAME: [task_of_folder(data)]}
+    tasks_of: dict[str, list[HarnessTask]] = {} if data is None else {mmlu.NAME: [task_of_folder(data)]}
     with quiet():
         if wanted:
             manager = TaskManager() if not all(map(is_file, wanted)) else TaskManager(include_defaults=False)
             for name in wanted:
                 _refuse_unknown(manager, name)
-            found |= {name: list(_heads(_load(manager, name), name)) for name in wanted}
-    tasks = [task for name in questions.tasks for task in found[name]]
+            tasks_of |= {name: list(_heads(_load(manager, name), name)) for name in wanted}
+    tasks = [task for name in questions.tasks for task in tasks_of[name]]
     for name, count in Counter(task.name for task in tasks).items():
         if count > 1:
             raise InvalidValue(f"the task {name} is asked for {count} times; name it once")
@@ -180,7 +180,7 @@ def _heads(loaded: Mapping[str, Any], asked: str) -> Iterator[HarnessTask]:
     leaves, groups = loaded["tasks"], loaded.get("groups", {})
     group = groups.get(next(iter(groups), None) if is_file(asked) else asked)  # the outermost group comes first
     if group is not None and group.has_aggregation:
-        named = dict.fromkeys(each.metric for each in group.aggregate_metric_list)
+        named = dict.fromkeys(m.metric for m in group.aggregate_metric_list)
         yield HarnessTask(group.name, leaves, groups, _fractions(group.name, named, leaves))
         return
     for name, task in leaves.items():
@@ -197,13 +197,13 @@ def _fractions(name: str, metrics: Iterable[str], leaves: Mapping[str, Any]) -> 
         return not scales & NOT_FRACTIONS and all(task.higher_is_better().get(metric, True) for task in tasks)
 
     known = list(metrics)
-    found = tuple(metric for metric in known if may_be(metric))
-    if not found:
+    fractions = tuple(metric for metric in known if may_be(metric))
+    if not fractions:
         raise InvalidValue(
             f"the task {name} cannot be scored in percent: no metric of it is a fraction of 1 ({', '.join(known)}); "
             "choose another task"
         )
-    return found
+    return fractions
 
 
 def _shown(key: str) -> str:
@@ -217,13 +217,13 @@ def _part(row: Mapping[str, Any], keys: Iterable[str]) -> PartScores:
 
 def _values(samples: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> dict[str, list[float | None]]:
     """Metric -> value of each question; a metric whose values are no numbers is left out."""
-    found = {}
+    values_of = {}
     for key in keys:
         metric, _, chosen = key.partition(",")
         values = [_number(sample.get(metric)) for sample in samples if sample["filter"] == chosen]
         if any(value is not None for value in values):
-            found[_shown(key)] = values
-    return found
+            values_of[_shown(key)] = values
+    return values_of
 
 
 def _number(value: Any) -> float | None:

@@ -39,8 +39,8 @@ from anchorlora.store.json import FilePart, read_file
 from anchorlora.store.run_folder import TOKENIZER
 from anchorlora.store.seal import sha256
 from anchorlora_lab.suites import mmlu
-from anchorlora_lab.suites.evaluation import EVAL_FILE, PROMPTS, Evaluation, Measured, ModelFacts, Score, read_evaluation, total
-from anchorlora_lab.suites.paired import changed
+from anchorlora_lab.suites.evaluation import EVAL_FILE, PROMPTS, Evaluation, ModelFacts, Score, TaskScores, read_evaluation, total
+from anchorlora_lab.suites.paired import task_change
 from anchorlora_lab.suites.prompts import OwnPrompts, read_prompts
 from anchorlora_lab.suites.questions import EvalProgress, Questions, is_file
 
@@ -66,9 +66,9 @@ class EvalTarget:
     def tokenizer_files(self) -> dict[str, str]:
         """SHA-256 of each file of a tokenizer beside the adapter, and of a chat template that was named."""
         own = (self.adapter / TOKENIZER_CONFIG).is_file()
-        found = {f"adapter/{p.name}": sha256(p) for each in TOKENIZER for p in self.adapter.glob(each) if own}
+        hashes = {f"adapter/{p.name}": sha256(p) for pattern in TOKENIZER for p in self.adapter.glob(pattern) if own}
         named = self.base_model.chat_template
-        return found | ({str(named): sha256(expanded(named))} if named and expanded(named).is_file() else {})
+        return hashes | ({str(named): sha256(expanded(named))} if named and expanded(named).is_file() else {})
 
 
 def evaluate(
@@ -86,15 +86,15 @@ def evaluate(
     """
     target = target_of(folder, model=model, trust_remote_code=trust_remote_code)
     inputs = _local_inputs(questions, target)
-    place = target.home / EVAL_FILE
-    if place.exists() and not force:
-        return _same_request(place, target, questions, inputs)
+    path = target.home / EVAL_FILE
+    if path.exists() and not force:
+        return _same_request(path, target, questions, inputs)
     if not os.access(target.home, os.W_OK):
         raise InvalidValue(f"{target.home} cannot be written to, and {EVAL_FILE} belongs there; copy the folder first")
     _refuse_missing_template(target, questions, inputs)
-    found = _measure(target, questions, inputs, cache, watch)
-    write_text(place, found.as_json())
-    return found
+    evaluation = _measure(target, questions, inputs, cache, watch)
+    write_text(path, evaluation.as_json())
+    return evaluation
 
 
 @dataclass(frozen=True)
@@ -111,26 +111,26 @@ def _measure(target: EvalTarget, questions: Questions, inputs: LocalInputs, cach
     harness = _harness() if questions.tasks else None
     exams: list[Any] = harness.tasks_asked(questions, data=inputs.rows) if harness else []
     exams += [inputs.prompts] if inputs.prompts else []
-    base_model = _loaded(target)
+    base_model = _load_model(target)
     tokenizer = base_model.tokenizer
     kept = BaseScores(cache)
 
-    def scored(exam: Any, model: Any, what: str) -> Measured:
+    def scored(exam: Any, model: Any, what: str) -> TaskScores:
         watch.measures(f"{exam.name} {what}")
-        found: Measured = exam.score(model, tokenizer, questions, watch=watch)
-        return found
+        scores: TaskScores = exam.score(model, tokenizer, questions, watch=watch)
+        return scores
 
-    def base_score(exam: Any) -> Measured:
+    def base_score(exam: Any) -> TaskScores:
         packages = PACKAGES if exam is inputs.prompts else (*PACKAGES, HARNESS)
         key = ingredients(base_model, exam.key(base_model.model, tokenizer, questions), packages=packages)
-        found = kept.get(key, lambda: scored(exam, base_model.model, "without the adapter"), note=watch.note)
-        changed(exam.name, found, found)  # what is no fraction is refused before anything else is measured
-        return found
+        scores = kept.get(key, lambda: scored(exam, base_model.model, "without the adapter"), note=watch.note)
+        task_change(exam.name, scores, scores)  # what is no fraction is refused before anything else is measured
+        return scores
 
     before = [base_score(exam) for exam in exams]
     attached = attach(base_model.model, target.adapter)
     after = [scored(exam, attached, "with the adapter") for exam in exams]
-    tasks = [changed(exam.name, *pair) for exam, *pair in zip(exams, before, after, strict=True)]
+    tasks = [task_change(exam.name, *pair) for exam, *pair in zip(exams, before, after, strict=True)]
     base, now = total([task.base for task in tasks]), total([task.after for task in tasks])
     return Evaluation(
         task=questions.name,
@@ -145,7 +145,7 @@ def _measure(target: EvalTarget, questions: Questions, inputs: LocalInputs, cach
         change_stderr=total([Score(score=task.change, stderr=task.change_stderr) for task in tasks]).stderr,
         tasks=tasks,
         prompts=inputs.prompts.flipped(before[-1], after[-1]) if inputs.prompts else None,
-        cut=sum(each.cut for each in after),
+        cut=sum(scores.cut for scores in after),
         files=dict(inputs.files),
         base_model=ModelFacts(name=base_model.name, sha256=base_model.sha256, dtype=base_model.dtype),
         adapter_sha256=target.adapter_sha256,
@@ -155,18 +155,18 @@ def _measure(target: EvalTarget, questions: Questions, inputs: LocalInputs, cach
 
 def target_of(folder: Path, *, model: str | None = None, trust_remote_code: str | None = None) -> EvalTarget:
     """Return what is measured: a finished run with the adapter of its last task, one of its tasks, or a saved adapter."""
-    found = artifact_in(folder)
-    if found.kind == "run" and found.run and found.record is None:
+    artifact = artifact_in(folder)
+    if artifact.kind == "run" and artifact.run and artifact.record is None:
         raise InvalidValue(
-            f"the run in {folder} is not finished; continue with anchorlora run {found.run.config_file} --out {folder}, or give "
+            f"the run in {folder} is not finished; continue with anchorlora run {artifact.run.config_file} --out {folder}, or give "
             "one of its tasks"
         )
-    read_adapter(found.adapter, beside={})
-    settings, where = found.base_model(model), found.named_in(model)
+    read_adapter(artifact.adapter, beside={})
+    settings, where = artifact.base_model(model), artifact.named_in(model)
     if not settings.model:
         raise InvalidValue(f"{where} names no base model; give one with --model")
     settings = asked_for(settings, trust_remote_code, where=where)
-    return EvalTarget(folder, found.adapter, settings, found.record.base_model.sha256 if found.record else None)
+    return EvalTarget(folder, artifact.adapter, settings, artifact.record.base_model.sha256 if artifact.record else None)
 
 
 def _local_inputs(questions: Questions, target: EvalTarget) -> LocalInputs:
@@ -178,27 +178,27 @@ def _local_inputs(questions: Questions, target: EvalTarget) -> LocalInputs:
     rows = mmlu.read_mmlu(expanded(questions.data)) if questions.data else None
     prompts = read_prompts(questions.prompts) if questions.prompts else None
     files = target.tokenizer_files | ({mmlu.NAME: rows.sha256} if rows else {})
-    own = [place for place in map(expanded, filter(is_file, questions.tasks)) if place.is_file()]
-    names = Counter(place.name for place in own)
-    files |= {place.name if names[place.name] == 1 else str(place): sha256(place) for place in own}
+    own = [file for file in map(expanded, filter(is_file, questions.tasks)) if file.is_file()]
+    names = Counter(file.name for file in own)
+    files |= {file.name if names[file.name] == 1 else str(file): sha256(file) for file in own}
     return LocalInputs(rows, prompts, files | ({PROMPTS: prompts.sha256} if prompts else {}))
 
 
-def _same_request(place: Path, target: EvalTarget, questions: Questions, inputs: LocalInputs) -> Evaluation:
-    found = read_evaluation(place)
+def _same_request(path: Path, target: EvalTarget, questions: Questions, inputs: LocalInputs) -> Evaluation:
+    kept = read_evaluation(path)
     pairs = {
-        "task": (found.task, questions.name),
-        **{name: (getattr(found, name), getattr(questions, name)) for name in ("limit", "num_fewshot", "apply_chat_template")},
-        **{f"the file {name}": (found.files.get(name), inputs.files.get(name)) for name in {**found.files, **inputs.files}},
-        "model": (found.base_model.name, target.base_model.model),
-        "adapter": (found.adapter_sha256, target.adapter_sha256),
+        "task": (kept.task, questions.name),
+        **{name: (getattr(kept, name), getattr(questions, name)) for name in ("limit", "num_fewshot", "apply_chat_template")},
+        **{f"the file {name}": (kept.files.get(name), inputs.files.get(name)) for name in {**kept.files, **inputs.files}},
+        "model": (kept.base_model.name, target.base_model.model),
+        "adapter": (kept.adapter_sha256, target.adapter_sha256),
     }
-    if (now := fingerprint_of(target.base_model)) and found.base_model.sha256:
-        pairs["files of the model"] = (found.base_model.sha256, now)
+    if (now := fingerprint_of(target.base_model)) and kept.base_model.sha256:
+        pairs["files of the model"] = (kept.base_model.sha256, now)
     other = [f"{name}: {_short(there)} there, {_short(asked)} asked" for name, (there, asked) in pairs.items() if there != asked]
     if other:
-        raise InvalidValue(f"{place} answers another request ({'; '.join(other)}); replace it with --force, or move it away")
-    return found
+        raise InvalidValue(f"{path} answers another request ({'; '.join(other)}); replace it with --force, or move it away")
+    return kept
 
 
 def _short(value: object) -> str:
@@ -228,7 +228,7 @@ def _harness() -> Any:
     return harness
 
 
-def _loaded(target: EvalTarget) -> LoadedModel:
+def _load_model(target: EvalTarget) -> LoadedModel:
     settings = target.base_model
     base_model = load_base_model(settings, adapter=target.adapter)
     if same_files(target.trained_on, base_model.sha256) is False:
@@ -248,11 +248,11 @@ def ingredients(base_model: LoadedModel, asked: dict[str, Any], *, packages: Seq
     return {"model": base_model.sha256, "dtype": base_model.dtype, "device": device, "stops": stops, **asked, "versions": versions}
 
 
-class Cached(FilePart):
+class CachedScores(FilePart):
     """A file of the cache."""
 
     key: dict[str, Any]
-    measured: Measured
+    measured: TaskScores
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class BaseScores:
 
     folder: Path  # where they are kept
 
-    def get(self, key: dict[str, Any], measure: Callable[[], Measured], *, note: Callable[[str], None]) -> Measured:
+    def get(self, key: dict[str, Any], measure: Callable[[], TaskScores], *, note: Callable[[str], None]) -> TaskScores:
         """Return the score under a key; measure it if it is missing or damaged, or if the model has no hash."""
         if key["model"] is None:
             note("the base score is not cached: the model's files have no known hash")
@@ -269,19 +269,19 @@ class BaseScores:
         path = self.path(key)
         if path.exists():
             try:
-                kept: Cached | None = read_file(path, Cached, remedy="")
+                kept: CachedScores | None = read_file(path, CachedScores, remedy="")
             except ValueError:
                 kept = None
             if kept and kept.key == key:
                 return kept.measured
             note(f"{path} is {'for a different request' if kept else 'damaged'}; measuring the base score again")
-        found = measure()
+        scores = measure()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(Cached(key=key, measured=found).model_dump(), indent=1) + "\n")
+            write_text(path, json.dumps(CachedScores(key=key, measured=scores).model_dump(), indent=1) + "\n")
         except OSError as error:
             note(f"the base score is not cached: {error.strerror}: {path}")
-        return found
+        return scores
 
     def path(self, key: dict[str, Any]) -> Path:
         """Return the file of a key."""

@@ -18,13 +18,13 @@ from typing import Any
 
 from anchorlora.errors import InvalidValue
 from anchorlora.scores import Paired
-from anchorlora_lab.suites.evaluation import Change, Flips, Measured, MetricChange, Score, TaskChange
+from anchorlora_lab.suites.evaluation import Change, Flips, MetricChange, Score, TaskChange, TaskScores
 
 SAYS_FRACTION = {"acc", "accuracy", "em", "exact", "f1", "match"}  # words in the names of metrics that are fractions
 ROUNDING = 1e-9
 
 
-def changed(name: str, base: Measured, after: Measured) -> TaskChange:
+def task_change(name: str, base: TaskScores, after: TaskScores) -> TaskChange:
     """Return a task before and after. The primary metric is the first fraction whose name says so (acc, exact_match,
     prompt_level_strict_acc), else the first.
     """
@@ -45,13 +45,13 @@ def changed(name: str, base: Measured, after: Measured) -> TaskChange:
     return TaskChange(**asked, **dict(metrics[primary]), flips=_flips(primary, base, after), metrics=metrics, parts=parts)
 
 
-def _is_fraction(metric: str, *measured: Measured) -> bool:
-    found = [each.metrics[metric].score for each in measured]
-    found += [v for each in measured for values in each.values.values() for v in values.get(metric, ()) if v is not None]
-    return all(-ROUNDING <= value <= 1 + ROUNDING for value in found)
+def _is_fraction(metric: str, *measured: TaskScores) -> bool:
+    scores = [m.metrics[metric].score for m in measured]
+    scores += [v for m in measured for values in m.values.values() for v in values.get(metric, ()) if v is not None]
+    return all(-ROUNDING <= value <= 1 + ROUNDING for value in scores)
 
 
-def _change(metric: str, base: Measured, after: Measured) -> MetricChange:
+def _change(metric: str, base: TaskScores, after: TaskScores) -> MetricChange:
     before, now = _percent(base.metrics[metric]), _percent(after.metrics[metric])
     error = _paired_error(metric, base, after)
     return MetricChange(base=before, after=now, change=now.score - before.score, change_stderr=error)
@@ -61,7 +61,7 @@ def _percent(score: Score) -> Score:
     return Score(score=100 * score.score, stderr=None if score.stderr is None else 100 * score.stderr)
 
 
-def _pairs(metric: str, base: Measured, after: Measured) -> Paired | None:
+def _pairs(metric: str, base: TaskScores, after: TaskScores) -> Paired | None:
     """The values of each task's questions, before and after; None if a task has none or other questions."""
     before: list[float] = []
     now: list[float] = []
@@ -81,7 +81,7 @@ def _pairs(metric: str, base: Measured, after: Measured) -> Paired | None:
     return Paired(before, now, tasks) if tasks else None
 
 
-def _paired_error(metric: str, base: Measured, after: Measured) -> float | None:
+def _paired_error(metric: str, base: TaskScores, after: TaskScores) -> float | None:
     """In percentage points; None where the scores are no means of the values, or a task has one question."""
     pairs = _pairs(metric, base, after)
     sizes = Counter(pairs.tasks or ()) if pairs is not None else Counter()
@@ -99,7 +99,7 @@ def _is_mean(score: float, values: Mapping[Hashable, Sequence[float]], weights: 
     return math.isclose(mean, score, abs_tol=ROUNDING)
 
 
-def _flips(metric: str, base: Measured, after: Measured) -> Flips | None:
+def _flips(metric: str, base: TaskScores, after: TaskScores) -> Flips | None:
     pairs = _pairs(metric, base, after)
     turned = pairs.flips if pairs is not None else None
     return None if turned is None else Flips(right_to_wrong=len(turned.lost), wrong_to_right=len(turned.gained))

@@ -27,7 +27,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.models.load import ends_of
 from anchorlora.paths import expanded
 from anchorlora.scores import Paired
-from anchorlora_lab.suites.evaluation import PROMPTS, Flip, FlippedPrompts, Measured, Score
+from anchorlora_lab.suites.evaluation import PROMPTS, Flip, FlippedPrompts, Score, TaskScores
 from anchorlora_lab.suites.questions import EvalProgress, Questions
 
 METRIC = "exact_match"
@@ -45,12 +45,12 @@ class OwnPrompts:
     @property
     def are_chats(self) -> bool:
         """True if a prompt is a chat, which only a chat template can render."""
-        return any(each.messages and not each.sentence and each.ids is None for each in self.questions)
+        return any(q.messages and not q.sentence and q.ids is None for q in self.questions)
 
     @property
     def sha256(self) -> str:
         """Hash of the prompts and answers, wherever they lie."""
-        content = [[each.messages or each.sentence, each.label, *each.tools] for each in self.questions]
+        content = [[q.messages or q.sentence, q.label, *q.tools] for q in self.questions]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def key(self, model: Any, tokenizer: Any, questions: Questions) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class OwnPrompts:
         scored = f"{METRIC}, with signs and points of numbers"
         return {"task": self.name, "requests": requests, "max_new_tokens": most, "batch": questions.batch, "scored": scored}
 
-    def score(self, model: Any, tokenizer: Any, questions: Questions, *, watch: EvalProgress) -> Measured:
+    def score(self, model: Any, tokenizer: Any, questions: Questions, *, watch: EvalProgress) -> TaskScores:
         """Return the share of right answers of a model, and its answers."""
         encoded, most = self._encoded(model, tokenizer, questions)
         watch.begins(len(encoded))
@@ -70,7 +70,7 @@ class OwnPrompts:
         texts = [extract_answer(text, e.example.lead, e.example.label) for text, e in zip(answers, encoded, strict=True)]
         right = [float(is_right(text, e.example.label)) for text, e in zip(texts, encoded, strict=True)]
         error = statistics.stdev(right) / len(right) ** 0.5 if len(right) > 1 else None
-        return Measured(
+        return TaskScores(
             n=len(right),
             cut=sum(e.cut for e in encoded),
             num_fewshot=0,
@@ -79,7 +79,7 @@ class OwnPrompts:
             texts=texts,
         )
 
-    def flipped(self, base: Measured, after: Measured) -> FlippedPrompts:
+    def flipped(self, base: TaskScores, after: TaskScores) -> FlippedPrompts:
         """Return the prompts whose answers changed between right and wrong."""
         values = ([v for v in side.values[self.name][METRIC] if v is not None] for side in (base, after))
         flips = Paired(*values).flips
@@ -95,16 +95,16 @@ class OwnPrompts:
     def _encoded(self, model: Any, tokenizer: Any, questions: Questions) -> tuple[list[Encoded], int]:
         """The prompts as tokens, those that are too long cut after their head, and the longest answer."""
         encoder = Encoder(tokenizer, max_tokens=1, ends=ends_of(model))  # so that turns have the head that a cut prompt keeps
-        turns = [_turn(each, encoder, template=questions.apply_chat_template) for each in self.questions]
+        turns = [_turn(question, encoder, template=questions.apply_chat_template) for question in self.questions]
         most = max(len(turn.answer) for turn in turns) + ROOM
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         room = max(context - most, 1) if context else None
-        found = []
-        for i, (each, turn) in enumerate(zip(self.questions, turns, strict=True)):
+        encoded = []
+        for i, (question, turn) in enumerate(zip(self.questions, turns, strict=True)):
             cut = room is not None and len(turn.prompt) > room
-            example = Example(i, "", turn.label or each.label, lead=turn.lead)
-            found.append(Encoded(example, "", shortened(turn, room) if cut and room else turn.prompt, (), cut))
-        return found, most
+            example = Example(i, "", turn.label or question.label, lead=turn.lead)
+            encoded.append(Encoded(example, "", shortened(turn, room) if cut and room else turn.prompt, (), cut))
+        return encoded, most
 
 
 def read_prompts(path: Path) -> OwnPrompts:
@@ -115,11 +115,11 @@ def read_prompts(path: Path) -> OwnPrompts:
 def is_right(text: str, answer: str) -> bool:
     """Return True if a generated text gives the right answer."""
     lines = len(answer.strip().splitlines())
-    said = "\n".join(text.strip().splitlines()[:lines])
+    lines_read = "\n".join(text.strip().splitlines()[:lines])
     if not normalize(answer):  # punctuation alone
-        return said.strip() == answer.strip()
-    number, other = number_of(answer), number_of(said.strip("\"'`*_()[]{}:;!? ").rstrip(".,"))
-    return normalize(said) == normalize(answer) and (number is None or other is None or number == other)
+        return lines_read.strip() == answer.strip()
+    number, other = number_of(answer), number_of(lines_read.strip("\"'`*_()[]{}:;!? ").rstrip(".,"))
+    return normalize(lines_read) == normalize(answer) and (number is None or other is None or number == other)
 
 
 def _turn(question: Example, encoder: Encoder, *, template: bool) -> Turn:
@@ -133,7 +133,7 @@ def _turn(question: Example, encoder: Encoder, *, template: bool) -> Turn:
 
 
 def _text(question: Example) -> str:
-    return "\n".join(f"{each['role']}: {each['content']}" for each in question.messages) or question.sentence
+    return "\n".join(f"{m['role']}: {m['content']}" for m in question.messages) or question.sentence
 
 
 def read_answered(path: Path | str) -> list[Example]:

@@ -41,19 +41,19 @@ class Questions:
         return ",".join([*names, *([PROMPTS] if self.prompts else [])])
 
 
-def named(tasks: Iterable[str], *, suites: Iterable[str] = (), prompts: bool = False) -> tuple[str, ...]:
+def task_names(tasks: Iterable[str], *, suites: Iterable[str] = (), prompts: bool = False) -> tuple[str, ...]:
     """Return the tasks that are asked for, each once."""
     listed, asked = list(tasks), list(suites)
-    found, sets = ([name.strip() for each in given for name in each.split(",") if name.strip()] for given in (listed, asked))
-    if listed and not found:
+    names, sets = ([name.strip() for words in given for name in words.split(",") if name.strip()] for given in (listed, asked))
+    if listed and not names:
         raise InvalidValue("no task given; --task takes a name of lm_eval, a task file, or a comma list")
     if asked and not sets:
         raise InvalidValue(f"no suite given; --suite takes {', '.join(SUITES)}, or a comma list")
     for suite in sets:
         if suite not in SUITES:
             raise UnknownName(f"there is no suite {suite!r}; {nearest_names(suite, SUITES)}")
-    found = [*(task for suite in sets for task in SUITES[suite]), *found]
-    return tuple(dict.fromkeys(found or ([] if prompts else [mmlu.NAME])))
+    names = [*(task for suite in sets for task in SUITES[suite]), *names]
+    return tuple(dict.fromkeys(names or ([] if prompts else [mmlu.NAME])))
 
 
 def is_file(task: str) -> bool:

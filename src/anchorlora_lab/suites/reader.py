@@ -45,18 +45,18 @@ class Reader(HFLM):
         self.watch.begins(len(asked))
         if self._unpacked(list(asked)):
             return super()._loglikelihood_tokens(requests, disable_tqdm=True, override_bs=override_bs)
-        found: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        scores: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         scored = {ids: max(len(requests[i][2]) for i in those) for ids, those in asked.items()}
         inputs = sorted((ids[-self.max_length :], count, ids) for ids, count in scored.items())
-        for prefix, row in shared_rows([each[:2] for each in inputs], self.batch_size * max(len(ids) for ids, *_ in inputs)):
+        for prefix, row in shared_rows([e[:2] for e in inputs], self.batch_size * max(len(ids) for ids, *_ in inputs)):
             some, inputs = inputs[: len(row)], inputs[len(row) :]
             for log_p, (_, _, ids) in zip(self._log_p(row, prefix), some, strict=True):
                 for i in asked[ids]:
                     right = torch.tensor(requests[i][2], device=log_p.device)
                     own = log_p[-len(right) :]
-                    found[i] = float(own.gather(1, right[:, None]).sum()), bool((own.argmax(1) == right).all())
+                    scores[i] = float(own.gather(1, right[:, None]).sum()), bool((own.argmax(1) == right).all())
             self.watch.advance(len(row))
-        return found
+        return scores
 
     def _unpacked(self, inputs: Sequence[tuple[int, ...]]) -> bool:
         """Return True if the model reads no packed rows."""
