@@ -13,7 +13,7 @@ from test_scheduler import RECORD, missing_runs, stand_in
 
 from anchorlora.cli.app import main
 from anchorlora.errors import InvalidValue
-from anchorlora_lab.grid.ray import RayEngine, carried_out
+from anchorlora_lab.grid.ray import RayEngine, carry_out
 
 GRID = ["grid", "mini", "--methods", "sfor", "--orders", "order1", "--seeds", "1,2", "--engine", "ray"]
 
@@ -136,8 +136,8 @@ def test_a_run_ends_with_the_worker_that_started_it(tmp_path):
     pid = tmp_path / "pid"
     child = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     worker = f"""
-    from anchorlora_lab.grid.ray import carried_out
-    carried_out([{sys.executable!r}, '-S', '-c', {child!r}], {str(tmp_path / "run")!r}, {str(tmp_path)!r}, '/')
+    from anchorlora_lab.grid.ray import carry_out
+    carry_out([{sys.executable!r}, '-S', '-c', {child!r}], {str(tmp_path / "run")!r}, {str(tmp_path)!r}, '/')
     """
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(worker)])
     began = time.monotonic()
@@ -153,4 +153,4 @@ def test_a_run_ends_with_the_worker_that_started_it(tmp_path):
 
 def test_a_path_that_a_node_lacks_does_not_stop_it(tmp_path):
     (tmp_path / ".runs").mkdir()
-    assert carried_out([sys.executable, "-S", "-c", ""], str(tmp_path / "run"), str(tmp_path), "/no/such/folder") is None
+    assert carry_out([sys.executable, "-S", "-c", ""], str(tmp_path / "run"), str(tmp_path), "/no/such/folder") is None

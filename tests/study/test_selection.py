@@ -16,7 +16,7 @@ from anchorlora.recipes import mini
 from anchorlora.runs.run import load_inputs
 from anchorlora.store.selection import read_selection
 from anchorlora_lab.grid.scheduler import Planned
-from anchorlora_lab.grid.selection import REFERENCE, TUNABLE, candidate_runs, choose, factor, measured, write_selection
+from anchorlora_lab.grid.selection import REFERENCE, TUNABLE, candidate_runs, choose, factor, measure_gradients, write_selection
 
 EWC = TUNABLE["ewc"]
 
@@ -152,7 +152,7 @@ def test_the_measured_gradients_are_those_of_single_examples_steps_and_the_writt
     recipe = small_recipe.changed({"tested_on": "holdout", "window": window})
     config = RunConfig(method="seq-lora", order=small.ORDER[:2], seed=1, recipe=recipe)
     sequence = TaskSequence(load_inputs(config), METHODS["seq-lora"])
-    found = measured(sequence)
+    found = measure_gradients(sequence)
     anchor = sequence.blocks.anchor()
     factors = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
     singles = [torch.autograd.grad(loss, factors) for loss in sequence.inputs.losses("mood")(80)]

@@ -126,14 +126,14 @@ def mark_failed(folder: Path, root: Path, reason: str | None) -> None:
         write_text(beside(folder, root, "failed"), reason + "\n")
 
 
-def last_line(said: Path, status: int) -> str:
+def last_line(output: Path, status: int) -> str:
     """Return why a process failed: its exit status, and the last line that it printed.
 
     Args:
-        said: The file with what it printed.
+        output: The file with what it printed.
         status: Its exit status.
     """
-    lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
     reason = lines[-1].removeprefix("error: ") if lines else "it said nothing"
     return f"exit status {status}: {reason}"
 
@@ -174,7 +174,7 @@ def states(root: Path) -> list[RunState]:
     if _is_run(root):
         return [_state(root.absolute(), root.absolute().parent)]
     folders = [root / name for name in _planned(root)]
-    folders += [folder for folder in _found(root, DEEPEST) if folder not in folders]
+    folders += [folder for folder in _run_folders(root, DEEPEST) if folder not in folders]
     if not folders:
         raise InvalidValue(f"{root} holds no run (no {CONFIG_FILE}, no {HERE}/{PLANNED}); give the --out of a grid or of a run")
     return [_state(folder, root) for folder in folders]
@@ -208,7 +208,7 @@ def seconds_left(runs: Sequence[RunState]) -> float | None:
 
 def _state(folder: Path, shown_in: Path) -> RunState:
     name = folder.relative_to(shown_in).as_posix()
-    root = next((place for place in folder.parents[: DEEPEST + 1] if (place / HERE).is_dir()), shown_in)
+    root = next((parent for parent in folder.parents[: DEEPEST + 1] if (parent / HERE).is_dir()), shown_in)
     run = RunFolder(folder)
     if run.record_file.exists():
         try:
@@ -256,11 +256,11 @@ def _is_run(folder: Path) -> bool:
     return RunFolder(folder).has_begun or RunFolder(folder).is_finished
 
 
-def _found(folder: Path, depth: int) -> Iterator[Path]:
+def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
     """The run directories below a folder."""
     if _is_run(folder):
         yield folder
     elif depth and folder.is_dir():
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-                yield from _found(folder / entry.name, depth - 1)
+                yield from _run_folders(folder / entry.name, depth - 1)

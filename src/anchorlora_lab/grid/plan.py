@@ -79,8 +79,8 @@ def plan(
             seed=seed,
             recipe=recipe.changed({"model": model}) if model else recipe,
         )
-        place = out / slug(model) if model and len(axes.models) > 1 else out
-        runs.append(Planned(place / slug(method) / f"{slug(name)}-{seed}", config))
+        home = out / slug(model) if model and len(axes.models) > 1 else out
+        runs.append(Planned(home / slug(method) / f"{slug(name)}-{seed}", config))
     return _apart(runs)
 
 

@@ -54,7 +54,7 @@ class RayEngine:
             MissingExtra: Ray is not installed.
             InvalidValue: No cluster answers.
         """
-        _connected()
+        _connect()
 
     def run(
         self, planned: Sequence[Planned], *, root: Path, watch: OnOutcome = nobody_watches, command: Command = command_line
@@ -74,28 +74,28 @@ class RayEngine:
             MissingExtra: Ray is not installed.
             InvalidValue: No cluster answers, a node does not see the folder, or somebody else is submitting.
         """
-        if all(each.done for each in planned):
+        if all(run.done for run in planned):
             return []
-        ray = _connected()
+        ray = _connect()
         with submitting(root):
             waiting, ended = to_begin(planned, root, given={}, retry_failed=self.retry_failed)
             for outcome in ended:
                 watch(outcome)
-            task = ray.remote(max_retries=AGAIN, retry_exceptions=[Preempted])(carried_out)
+            task = ray.remote(max_retries=AGAIN, retry_exceptions=[Preempted])(carry_out)
             gpus = ray.cluster_resources().get("GPU", 0)
             running: dict[Any, tuple[Planned, float]] = {}
             most = self.max_running or len(waiting)
             try:
                 while waiting or running:
                     while waiting and len(running) < most:
-                        each = waiting.pop(0)
-                        place = task.options(num_cpus=1, num_gpus=int(gpus > 0 and each.config.recipe.base_model.device != "cpu"))
-                        words = command(each.folder.absolute(), each.config)
-                        reference = place.remote(words, str(each.folder.absolute()), str(root.absolute()), os.getcwd())
-                        running[reference] = each, time.monotonic()
+                        run = waiting.pop(0)
+                        sized = task.options(num_cpus=1, num_gpus=int(gpus > 0 and run.config.recipe.base_model.device != "cpu"))
+                        words = command(run.folder.absolute(), run.config)
+                        reference = sized.remote(words, str(run.folder.absolute()), str(root.absolute()), os.getcwd())
+                        running[reference] = run, time.monotonic()
                     for reference in ray.wait(list(running), num_returns=1)[0]:
-                        each, began = running.pop(reference)
-                        ended.append(_outcome(ray, reference, each, time.monotonic() - began))
+                        run, began = running.pop(reference)
+                        ended.append(_outcome(ray, reference, run, time.monotonic() - began))
                         watch(ended[-1])
             finally:
                 for reference in running:
@@ -103,7 +103,7 @@ class RayEngine:
         return ended
 
 
-def carried_out(words: Sequence[str], folder: str, root: str, cwd: str) -> str | None:
+def carry_out(words: Sequence[str], folder: str, root: str, cwd: str) -> str | None:
     """Carry out a run on this machine as a process that ends with this one.
 
     Args:
@@ -121,28 +121,28 @@ def carried_out(words: Sequence[str], folder: str, root: str, cwd: str) -> str |
 
     Example:
         >>> import sys
-        >>> from anchorlora_lab.grid.ray import carried_out
+        >>> from anchorlora_lab.grid.ray import carry_out
         >>> (tmp / ".runs").mkdir()
         >>> fails = [sys.executable, "-S", "-c", "raise SystemExit('error: no room')"]
-        >>> carried_out(fails, str(tmp / "sfor"), str(tmp), str(tmp))
+        >>> carry_out(fails, str(tmp / "sfor"), str(tmp), str(tmp))
         'exit status 1: no room'
     """
-    place, top = Path(folder), Path(root)
+    run, top = Path(folder), Path(root)
     if not (top / HERE).is_dir():
         raise InvalidValue(f"the node {socket.gethostname()} does not see {root}; choose an --out on storage that all nodes share")
-    mark_failed(place, top, None)
-    said = beside(place, top, "txt")
-    with said.open("w") as out:
+    mark_failed(run, top, None)
+    output = beside(run, top, "txt")
+    with output.open("w") as out:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
         there, ending = cwd if Path(cwd).is_dir() else None, _end_with_parent if sys.platform == "linux" else None
         process = subprocess.Popen(words, **streams, cwd=there, preexec_fn=ending)
         status = process.wait()
     if status in (INTERRUPTED, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL):
-        raise Preempted(last_line(said, status))
+        raise Preempted(last_line(output, status))
     if status == 0:
         return None
-    reason = last_line(said, status)
-    mark_failed(place, top, reason)
+    reason = last_line(output, status)
+    mark_failed(run, top, reason)
     return reason
 
 
@@ -164,7 +164,7 @@ def _outcome(ray: Any, reference: Any, planned: Planned, seconds: float) -> Outc
     return Outcome(planned, "done" if planned.done else "failed", reason or "", seconds)
 
 
-def _connected() -> Any:
+def _connect() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray

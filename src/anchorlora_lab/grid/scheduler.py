@@ -199,7 +199,7 @@ class LocalEngine:
         """
         waiting, running, ended = [p for p in planned if not p.done], list[_Process](), list[Outcome]()
         taken: list[Planned] = []  # by another runner
-        devices = {asked: devices_for(asked) for asked in {_device(each) for each in planned}}
+        devices = {asked: devices_for(asked) for asked in {_device(run) for run in planned}}
 
         def end(outcome: Outcome) -> None:
             ended.append(outcome)
@@ -209,11 +209,11 @@ class LocalEngine:
         with launching(common, warm=self.warm and len(waiting) > 1) as launch, _stopping(running):
             while waiting or running or taken:
                 while waiting and len(running) < self.slots:
-                    each = waiting.pop(0)
-                    device = freest(devices[_device(each)], [r.device for r in running])
-                    started = _start(each, root, device, command, launch)
+                    run = waiting.pop(0)
+                    device = freest(devices[_device(run)], [r.device for r in running])
+                    started = _start(run, root, device, command, launch)
                     if started is None:
-                        taken.append(each)
+                        taken.append(run)
                     else:
                         end(started) if isinstance(started, Outcome) else running.append(started)
                 time.sleep(POLL if running else 0)
@@ -223,8 +223,8 @@ class LocalEngine:
                 if taken and not waiting and not running:  # nothing else is left to do
                     waiting, elsewhere = left_behind(taken, root)
                     taken = []
-                    for each in elsewhere:
-                        end(Outcome(each, "elsewhere"))
+                    for run in elsewhere:
+                        end(Outcome(run, "elsewhere"))
         return ended
 
 
@@ -247,20 +247,20 @@ def _start(planned: Planned, root: Path, device: Device | None, command: Command
     lease.file.parent.mkdir(parents=True, exist_ok=True)
     if not lease.try_take():
         return None
-    found: _Process | Outcome | None = None
+    started: _Process | Outcome | None = None
     try:
         if planned.done:  # another runner finished it since the list was made
-            found = Outcome(planned, "done")
+            started = Outcome(planned, "done")
         elif claim(planned):
             mark_failed(planned.folder, root, None)
             with beside(planned.folder, root, "txt").open("w") as out:
                 process = launch(command(planned.folder, planned.config), device.environment if device else {}, out)
-            found = _Process(planned, process, lease, root, device)
+            started = _Process(planned, process, lease, root, device)
     except (ValueError, OSError) as error:
-        found = Outcome(planned, "failed", str(error))
-    if not isinstance(found, _Process):
+        started = Outcome(planned, "failed", str(error))
+    if not isinstance(started, _Process):
         lease.release()
-    return found
+    return started
 
 
 def claim(planned: Planned) -> bool:
@@ -310,20 +310,20 @@ def to_begin(
     """
     begin: list[Planned] = []
     others: list[Outcome] = []
-    for each in [p for p in planned if not p.done]:
-        reason = failure(each.folder, root)
+    for run in [p for p in planned if not p.done]:
+        reason = failure(run.folder, root)
         try:
-            if each.folder in given:
-                others.append(Outcome(each, "elsewhere", note=given[each.folder]))
+            if run.folder in given:
+                others.append(Outcome(run, "elsewhere", note=given[run.folder]))
             elif reason is not None and not retry_failed:
-                others.append(Outcome(each, "failed", reason))
-            elif claim(each):
-                mark_failed(each.folder, root, None)
-                begin.append(each)
+                others.append(Outcome(run, "failed", reason))
+            elif claim(run):
+                mark_failed(run.folder, root, None)
+                begin.append(run)
             else:
-                others.append(Outcome(each, "elsewhere"))
+                others.append(Outcome(run, "elsewhere"))
         except (ValueError, OSError) as error:
-            others.append(Outcome(each, "failed", str(error)))
+            others.append(Outcome(run, "failed", str(error)))
     return begin, others
 
 
@@ -362,14 +362,14 @@ def left_behind(taken: Sequence[Planned], root: Path) -> tuple[list[Planned], li
     """
     free: list[Planned] = []
     alive: list[Planned] = []
-    unknown = [(each, (runners_lease(each, root), own_lease(each))) for each in taken]
+    unknown = [(run, (runners_lease(run, root), own_lease(run))) for run in taken]
     while unknown:
-        for each, leases in list(unknown):
-            if each.done or all(_is_free(lease) for lease in leases):
-                free.append(each)
+        for run, leases in list(unknown):
+            if run.done or all(_is_free(lease) for lease in leases):
+                free.append(run)
             elif any(lease.alive() for lease in leases):
-                alive.append(each)
-        unknown = [(each, leases) for each, leases in unknown if each not in free and each not in alive]
+                alive.append(run)
+        unknown = [(run, leases) for run, leases in unknown if run not in free and run not in alive]
         time.sleep(POLL if unknown else 0)
     return free, alive
 

@@ -62,13 +62,13 @@ def choose(
     """Choose a candidate: the best mean accuracy, and within 0.1 percentage points of it the smallest value."""
     records: dict[float, Record] = {}
     candidates = []
-    for each in planned:
-        value = each.config.settings[tunable.parameter]
-        if each.done:
-            record = records[value] = RunFolder(each.folder).read_record()
+    for run in planned:
+        value = run.config.settings[tunable.parameter]
+        if run.done:
+            record = records[value] = RunFolder(run.folder).read_record()
             candidates.append(Candidate(value=value, AA=record.scores.AA, accuracy=record.accuracy[-1]))
         else:
-            candidates.append(Candidate(value=value, AA=None, accuracy=None, error=errors.get(each.folder, "not run")))
+            candidates.append(Candidate(value=value, AA=None, accuracy=None, error=errors.get(run.folder, "not run")))
     if not records:
         raise InvalidValue(f"no candidate finished; the first one: {candidates[0].error}")
     best = max(record.scores.AA for record in records.values())
@@ -140,14 +140,14 @@ def scale_of(recipe: Recipe, tunable: Tunable, tasks: Sequence[str], seed: int, 
         logging.disable_progress_bar()  # while weights load
         plain = METHODS.baseline("shared")
         config = RunConfig(method=plain.name, order=tuple(tasks[:2]), seed=seed, recipe=recipe.changed({"tested_on": "holdout"}))
-        gradients = measured(TaskSequence(load_inputs(config), plain))
-        found = gradients | {"factor": factor(tunable.scaled, gradients, learning_rate=recipe.training.learning_rate)}
+        gradients = measure_gradients(TaskSequence(load_inputs(config), plain))
+        scale = gradients | {"factor": factor(tunable.scaled, gradients, learning_rate=recipe.training.learning_rate)}
         out.mkdir(parents=True, exist_ok=True)
-        write_text(kept, json.dumps(found) + "\n")
+        write_text(kept, json.dumps(scale) + "\n")
     return read_file(kept, dict[str, float], remedy="delete it; it is measured again")
 
 
-def measured(sequence: TaskSequence) -> dict[str, float]:
+def measure_gradients(sequence: TaskSequence) -> dict[str, float]:
     """Measure the three gradients that strengths are scaled by."""
     next(iter(sequence.run()))
     anchor, examples = sequence.blocks.anchor(), len(sequence.data.train[sequence.order[1]])
@@ -178,9 +178,9 @@ def _sparsity(anchor: Anchor) -> float:
     optimizer = torch.optim.SGD(parameters, lr=0.0)
     with protect(optimizer, anchor, [EffectiveSparsity(1.0)]):
         optimizer.step()
-    found = [layer.factor("B").grad for layer in anchor.layers]
+    gradients = [layer.factor("B").grad for layer in anchor.layers]
     optimizer.zero_grad()
-    return math.sqrt(_mean_square([g for g in found if g is not None]))
+    return math.sqrt(_mean_square([g for g in gradients if g is not None]))
 
 
 def _mean_square(parts: Sequence[torch.Tensor]) -> float:

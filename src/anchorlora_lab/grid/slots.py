@@ -35,13 +35,13 @@ class Device:
 
 def devices_for(asked: str) -> list[Device]:
     """Return the devices that runs share."""
-    device, found = chosen(asked), accelerator()
-    if device.index is not None or found is None or found.type != device.type:
+    device, there = chosen(asked), accelerator()
+    if device.index is not None or there is None or there.type != device.type:
         return []
     count, variable = torch.accelerator.device_count(), _variable(device.type)
     if device.type == "xpu" and count > 1:
         _refuse_counted()
-    names = _listed(os.environ.get(variable) if variable else None, count)
+    names = _visible_names(os.environ.get(variable) if variable else None, count)
     return [Device(variable, name) for name in names]
 
 
@@ -68,7 +68,7 @@ def _variable(kind: str) -> str | None:
     return "CUDA_VISIBLE_DEVICES"
 
 
-def _listed(inherited: str | None, count: int) -> list[str]:
+def _visible_names(inherited: str | None, count: int) -> list[str]:
     """The names in a list, as its runtime reads it: to the first negative one, and no numbers of devices that are not there."""
     if inherited is None:
         return [str(i) for i in range(count)]

@@ -87,7 +87,7 @@ class SlurmEngine:
         for option in self.options:
             if option.partition("=")[0] in OURS:
                 raise InvalidValue(f"--sbatch={option}: this option is anchorlora's own; leave it out")
-        tried = _asked([*self.words("anchorlora", 1), "--test-only"], "#!/bin/bash\n")
+        tried = _call([*self.words("anchorlora", 1), "--test-only"], "#!/bin/bash\n")
         if tried.returncode and not any(words in tried.stderr for words in PASSING):
             raise self._refused(tried.stderr)
 
@@ -108,15 +108,15 @@ class SlurmEngine:
         Raises:
             InvalidValue: Slurm refuses the array, a node does not see the folder, or somebody else is submitting.
         """
-        if all(each.done for each in planned):
+        if all(run.done for run in planned):
             return []
         with submitting(root):
-            queued = _queued(root, forget=True)
+            queued = _read_queue(root, forget=True)
             fresh, outcomes = to_begin(planned, root, given=queued, retry_failed=self.retry_failed)
             for number in range(0, len(fresh), LARGEST * self.per_task):
                 part = fresh[number : number + LARGEST * self.per_task]
                 job = self._submit(part, root, command)
-                outcomes += [Outcome(each, "submitted", note=f"Slurm job {job}") for each in part]
+                outcomes += [Outcome(run, "submitted", note=f"Slurm job {job}") for run in part]
         given = [outcome for outcome in outcomes if outcome.note and self.wait]
         outcomes = [outcome for outcome in outcomes if outcome not in given]
         for outcome in outcomes:
@@ -128,11 +128,11 @@ class SlurmEngine:
         runs = root / HERE / f"{name}.json"
         groups = [planned[i : i + self.per_task] for i in range(0, len(planned), self.per_task)]
         cases = [self._case(number, group, root, command) for number, group in enumerate(groups)]
-        said = {"RUNS": shlex.quote(str(root.absolute() / HERE)), "CASES": "\n".join(cases)}
-        said |= {"HERE": shlex.quote(os.getcwd()), "ARRAY": name}
-        text = re.sub("@([A-Z]+)@", lambda blank: said[blank[1]], SCRIPT)
-        write_text(runs, json.dumps([[_place(each, root) for each in group] for group in groups]) + "\n")
-        done = _asked(self.words(name, len(groups)), text)
+        values = {"RUNS": shlex.quote(str(root.absolute() / HERE)), "CASES": "\n".join(cases)}
+        values |= {"HERE": shlex.quote(os.getcwd()), "ARRAY": name}
+        text = re.sub("@([A-Z]+)@", lambda blank: values[blank[1]], SCRIPT)
+        write_text(runs, json.dumps([[_place(run, root) for run in group] for group in groups]) + "\n")
+        done = _call(self.words(name, len(groups)), text)
         if done.returncode:
             runs.unlink()
             raise self._refused(done.stderr)
@@ -144,13 +144,13 @@ class SlurmEngine:
         words = command(folder, config)
         if self.per_task > 1:  # by `cli/several.py`, with the same options
             options = words[len(command_line(folder, config)) :]
-            names = [_place(each, root) for each in group]
+            names = [_place(run, root) for run in group]
             words = [sys.executable, "-m", "anchorlora_lab.cli.several", str(root.absolute()), *names, "--", *options]
         name = shlex.quote(name_of(group[-1].folder, root))
         return f"  {number}) name={name} folder={shlex.quote(str(folder))}\n    words=({shlex.join(words)}) ;;"
 
-    def _refused(self, said: str) -> InvalidValue:
-        lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it said nothing"]
+    def _refused(self, answer: str) -> InvalidValue:
+        lines = [line.strip() for line in answer.splitlines() if line.strip()] or ["it said nothing"]
         reason = "; ".join(line.removeprefix("sbatch: error: ").removeprefix("allocation failure: ") for line in lines)
         asked = " ".join(self.options) or "no option"
         return InvalidValue(f"Slurm refuses the array ({asked}): {reason}; `sinfo` lists partitions and what they have")
@@ -159,13 +159,13 @@ class SlurmEngine:
         waiting, ended, began, looks = list(given), list[Outcome](), time.monotonic(), 0
         while waiting:
             looks += 1
-            queued = _queued(root) if looks % 6 == 0 else None  # before looking into the folder
-            for each in list(waiting):
-                found = _end(each, root, queued, time.monotonic() - began)
-                if found is not None:
-                    waiting.remove(each)
-                    ended.append(found)
-                    watch(found)
+            queued = _read_queue(root) if looks % 6 == 0 else None  # before looking into the folder
+            for run in list(waiting):
+                end = _end(run, root, queued, time.monotonic() - began)
+                if end is not None:
+                    waiting.remove(run)
+                    ended.append(end)
+                    watch(end)
             time.sleep(self.poll if waiting else 0)
         return ended
 
@@ -185,12 +185,12 @@ def _end(given: Outcome, root: Path, queued: Mapping[Path, str] | None, seconds:
     return Outcome(given.planned, "failed", reason, seconds) if reason is not None else None
 
 
-def _queued(root: Path, *, forget: bool = False) -> dict[Path, str]:
+def _read_queue(root: Path, *, forget: bool = False) -> dict[Path, str]:
     """Runs of a folder that are in the queue -> their job.  forget: delete the files of arrays that have left it."""
     listed = {file.stem: file for file in (root / HERE).glob("anchorlora-*.json")}
     if not listed:
         return {}
-    done = _asked(["squeue", "-h", "-r", f"--name={','.join(listed)}", "-o", "%j %F %K %T %r"])
+    done = _call(["squeue", "-h", "-r", f"--name={','.join(listed)}", "-o", "%j %F %K %T %r"])
     if done.returncode:
         raise InvalidValue(f"Slurm does not say what is in the queue: {' '.join(done.stderr.split())}; call again when it does")
     tasks = [line.split(maxsplit=4) for line in done.stdout.splitlines()]
@@ -198,9 +198,9 @@ def _queued(root: Path, *, forget: bool = False) -> dict[Path, str]:
     runs = {name: read_file(file, list[list[str]], remedy=remedy) for name, file in listed.items()}
     for _, job, number, state, reason in tasks:
         if reason == STUCK:
-            _asked(["scontrol", "release", f"{job}_{number}"])
+            _call(["scontrol", "release", f"{job}_{number}"])
         if state == HELD:
-            _asked(["scancel", f"--name={','.join(listed)}"])
+            _call(["scancel", f"--name={','.join(listed)}"])
             raise InvalidValue(
                 f"a node does not see {root.absolute()} (Slurm job {job}, task {number}), so its jobs are cancelled; "
                 "choose an --out on storage that all nodes share"
@@ -210,7 +210,7 @@ def _queued(root: Path, *, forget: bool = False) -> dict[Path, str]:
     return {root / run: f"Slurm job {job}" for name, job, number, *_ in tasks for run in runs[name][int(number)]}
 
 
-def _asked(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+def _call(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(words, input=text, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -71,7 +71,7 @@ def launching(environment: Mapping[str, str], *, warm: bool) -> Iterator[Launch]
             try:
                 forks = _serving(environment) if forks is None else _lives(server._forkserver_pid)
                 if forks:
-                    return WarmProcess(_forked(_command, list(words), {**environment, **own}, out.name))
+                    return WarmProcess(_fork(_command, list(words), {**environment, **own}, out.name))
             except (OSError, EOFError):  # it ended meanwhile
                 forks = False
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env={**environment, **own})
@@ -100,18 +100,18 @@ def _serving(environment: Mapping[str, str]) -> bool:
         os.environ.clear()
         os.environ.update(its_own)
         resource_tracker.ensure_running()  # it unblocks signals
-        with _blocked(), _silent():  # signals mean the runner and the runs
+        with _block_signals(), _silent():  # signals mean the runner and the runs
             forkserver.ensure_running()
     finally:
         os.environ.clear()
         os.environ.update(before)
         forkserver.set_forkserver_preload(["__main__"])
-    tried = _forked(_can_compute, preloaded)  # an interruption that comes while the server imports leaves nothing behind
+    tried = _fork(_can_compute, preloaded)  # an interruption that comes while the server imports leaves nothing behind
     tried.join()
     return tried.exitcode == 0
 
 
-def _forked(target: Callable[..., None], *arguments: Any) -> Any:
+def _fork(target: Callable[..., None], *arguments: Any) -> Any:
     process = multiprocessing.get_context("forkserver").Process(target=target, args=arguments, daemon=False)
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")  # the runner's program may have no guard, and is none of a run's business
@@ -119,7 +119,7 @@ def _forked(target: Callable[..., None], *arguments: Any) -> Any:
         if target is _can_compute:
             process.start()
         else:
-            with _blocked():
+            with _block_signals():
                 process.start()
     except KeyboardInterrupt:
         if process.pid is not None:
@@ -131,7 +131,7 @@ def _forked(target: Callable[..., None], *arguments: Any) -> Any:
 
 
 @contextmanager
-def _blocked() -> Iterator[None]:
+def _block_signals() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -164,11 +164,11 @@ def _can_compute(preloaded: Sequence[str]) -> None:
     os._exit(int(torch.cuda._is_in_bad_fork() or torch.xpu._is_in_bad_fork() or torch.cuda.is_initialized()))
 
 
-def _command(words: list[str], environment: Mapping[str, str], said: str) -> None:
+def _command(words: list[str], environment: Mapping[str, str], output: str) -> None:
     """Be a command from its first line on; signals that came before now have waited."""
     gc.freeze()  # what is imported stays shared
     multiprocessing.set_start_method(None, force=True)  # as in a process of its own
-    with open(said, "a") as out:
+    with open(output, "a") as out:
         for stream in (1, 2):
             os.dup2(out.fileno(), stream)
     os.environ.clear()
