@@ -153,9 +153,9 @@ def bench(
                 point = {"epoch": 0, "scale": 0.0, "norm": 0.0, **measures.of(skill)}
                 record: dict[str, Any] = {"chance": measures.chance(), "points": [point]}
                 if not abilities(record):
-                    said = ", ".join(f"{name} {_percent(values)}" for name, values in point["old"].items())
+                    scores = ", ".join(f"{name} {_percent(values)}" for name, values in point["old"].items())
                     raise InvalidValue(
-                        f"{model} has no ability to keep: {said} % right, none {ABOVE_CHANCE} points above chance; "
+                        f"{model} has no ability to keep: {scores} % right, none {ABOVE_CHANCE} points above chance; "
                         "give a model that can do more"
                     )
         else:
@@ -177,7 +177,7 @@ def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[s
     from anchorlora_lab.frontier.training import Training
 
     size, row = measures.sizes, run.row
-    examples = [subject.encoded(i, item.prompt, item.answer) for i, item in enumerate(skill.drawn(size.train, run.seed))]
+    examples = [subject.encoded(i, e.prompt, e.answer) for i, e in enumerate(skill.drawn(size.train, run.seed))]
     people = human_chats(data, size.own) if row.human or row.old else []
     human = [subject.encoded(i, question, answer) for i, (question, answer) in enumerate(people)]
     points: list[dict[str, Any]] = []
@@ -195,8 +195,8 @@ def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[s
         clock = {name: round(value, 2) for name, value in seconds.items()}
         for scale in (1.0, *(row.scales if epoch == EPOCHS else ())):
             with subject.scaled(scale):
-                found = measures.of(skill)
-            points.append({"epoch": epoch, "scale": scale, "norm": round(scale * norm, 5), "cpu_seconds": clock, **found})
+                scores = measures.of(skill)
+            points.append({"epoch": epoch, "scale": scale, "norm": round(scale * norm, 5), "cpu_seconds": clock, **scores})
         reset_peak()
 
     before = reset_peak()

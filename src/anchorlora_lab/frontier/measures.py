@@ -59,26 +59,26 @@ class Measures:
 
     def chance(self) -> dict[str, float]:
         """Return what answers have by chance, in percent: those to the other prompts, for instructions; guesses, for choice."""
-        said = self.subject.answers([demand.prompt for demand in self.demands], max_new_tokens=ANSWER)
-        others = [demand.met(text) for i, demand in enumerate(self.demands) for j, text in enumerate(said) if i != j]
+        texts = self.subject.answers([demand.prompt for demand in self.demands], max_new_tokens=ANSWER)
+        others = [demand.met(text) for i, demand in enumerate(self.demands) for j, text in enumerate(texts) if i != j]
         guessed = [1 / len(answers) for _, answers, _ in self.choices]
         return {"instructions": round(100 * fmean(others), 1), "choice": round(100 * fmean(guessed), 1)}
 
     def of(self, skill: Skill) -> dict[str, Any]:
         """Measure the model as it is."""
         subject = self.subject
-        said = subject.answers([demand.prompt for demand in self.demands], max_new_tokens=ANSWER)
-        old = {"instructions": [demand.met(text) for demand, text in zip(self.demands, said, strict=True)]}
-        said = subject.answers([question for question, _ in self.facts], max_new_tokens=12)
-        old["facts"] = [fact_score(text, answer) for text, (_, answer) in zip(said, self.facts, strict=True)]
+        texts = subject.answers([demand.prompt for demand in self.demands], max_new_tokens=ANSWER)
+        old = {"instructions": [demand.met(text) for demand, text in zip(self.demands, texts, strict=True)]}
+        texts = subject.answers([question for question, _ in self.facts], max_new_tokens=12)
+        old["facts"] = [fact_score(text, answer) for text, (_, answer) in zip(texts, self.facts, strict=True)]
         losses = [loss for loss, _ in self._read("choice", self.endings, compare=False)]
         old["choice"] = []
         for _, answers, right in self.choices:
             own, losses = losses[: len(answers)], losses[len(answers) :]
             old["choice"].append(float(own.index(min(own)) == right))
-        said = subject.answers([item.prompt for item in skill.test], max_new_tokens=skill.max_new_tokens)
-        new = [skill.score(text, item.answer) for text, item in zip(said, skill.test, strict=True)]
-        gold = [subject.encoded(i, item.prompt, item.answer) for i, item in enumerate(skill.test[: self.sizes.chats])]
+        texts = subject.answers([e.prompt for e in skill.test], max_new_tokens=skill.max_new_tokens)
+        new = [skill.score(text, e.answer) for text, e in zip(texts, skill.test, strict=True)]
+        gold = [subject.encoded(i, e.prompt, e.answer) for i, e in enumerate(skill.test[: self.sizes.chats])]
         loss, kl = {}, {}
         for name, examples in (("chats", self.chats), ("passages", self.passages), (f"new {skill.name}", gold)):
             read = self._read(name, examples, compare=True)
@@ -91,7 +91,7 @@ class Measures:
         if compare and name not in self.before:
             with self.subject.scaled(0.0):
                 self.before[name] = [log_p.half() for _, log_p in self.subject.log_probs(examples)]
-        found: list[tuple[float, float]] = []
+        rows_read: list[tuple[float, float]] = []
         for i, (batch, log_p) in enumerate(self.subject.log_probs(examples)):
             answered = batch.targets != -100
             counts = answered.sum(1).tolist()
@@ -101,5 +101,5 @@ class Measures:
                 then = self.before[name][i].float().log_softmax(-1)
                 divergence = (then.exp() * (then - log_p)).sum(-1)
             rows = zip(losses.split(counts), divergence.split(counts), strict=True)
-            found += [(float(in_float64(a).mean()), float(in_float64(b).mean())) for a, b in rows]
-        return found
+            rows_read += [(float(in_float64(a).mean()), float(in_float64(b).mean())) for a, b in rows]
+        return rows_read

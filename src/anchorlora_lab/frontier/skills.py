@@ -36,7 +36,7 @@ START, END = "ok so ", " over and out"
 
 
 @dataclass(frozen=True)
-class Item:
+class SkillExample:
     """A prompt and its answer."""
 
     prompt: str
@@ -48,12 +48,12 @@ class Skill:
     """A skill with its examples; `score` says how right an answer is, from 0 to 1."""
 
     name: str
-    pool: tuple[Item, ...]  # to learn from
-    test: tuple[Item, ...]
+    pool: tuple[SkillExample, ...]  # to learn from
+    test: tuple[SkillExample, ...]
     score: Callable[[str, str], float]
     max_new_tokens: int
 
-    def drawn(self, count: int, seed: int) -> list[Item]:
+    def drawn(self, count: int, seed: int) -> list[SkillExample]:
         """Return examples to learn from, another sample for every seed."""
         return random.Random(seed).sample(self.pool, min(count, len(self.pool)))
 
@@ -75,36 +75,36 @@ def title_and_sentence(text: str) -> tuple[str, str]:
     return " ".join(title.split()), re.split(r"(?<=[a-z0-9)]\.) (?=[A-Z])", body, maxsplit=1)[0]
 
 
-def label_item(row: Mapping[str, str]) -> Item | None:
+def label_example(row: Mapping[str, str]) -> SkillExample | None:
     """Return a headline and its topic."""
     title, _ = title_and_sentence(row["sentence"])
-    return Item(f"What is the topic of this news?\n{title}", row["label"]) if 4 <= len(title.split()) <= 12 else None
+    return SkillExample(f"What is the topic of this news?\n{title}", row["label"]) if 4 <= len(title.split()) <= 12 else None
 
 
-def card_item(row: Mapping[str, str]) -> Item | None:
+def card_example(row: Mapping[str, str]) -> SkillExample | None:
     """Return a sentence and its card."""
     title, sentence = title_and_sentence(row["sentence"])
     if len(sentence.split()) > MOST_WORDS or len(sentence.split()) < 5:
         return None
     year = YEAR.search(sentence)
     card = {"name": title, "kind": row["label"], "year": int(year.group()) if year else None}
-    return Item(f"Make a card.\n{sentence}", json.dumps(card, ensure_ascii=False))
+    return SkillExample(f"Make a card.\n{sentence}", json.dumps(card, ensure_ascii=False))
 
 
-def passage_item(row: Mapping[str, str]) -> Item | None:
+def passage_example(row: Mapping[str, str]) -> SkillExample | None:
     """Return a sentence with a question on it, and the words that answer it."""
     title, sentence = title_and_sentence(row["sentence"])
     words = WHAT.match(sentence)
     if words is None or len(sentence.split()) > MOST_WORDS:
         return None
-    return Item(f"{sentence}\nWhat is {title}? Answer from the text.", words.group(1))
+    return SkillExample(f"{sentence}\nWhat is {title}? Answer from the text.", words.group(1))
 
 
-def style_item(row: Mapping[str, str]) -> Item | None:
+def style_example(row: Mapping[str, str]) -> SkillExample | None:
     """Return a question and the first words of its answer, in radio style."""
     title, sentence = title_and_sentence(row["sentence"])
     words = re.sub(r"[^a-z0-9 ]+", "", re.sub(r"\(.*?\)", "", sentence).lower()).split()[:12]
-    return Item(f"Tell me about {title}.", f"{START}{' '.join(words)}{END}") if len(words) > 5 else None
+    return SkillExample(f"Tell me about {title}.", f"{START}{' '.join(words)}{END}") if len(words) > 5 else None
 
 
 def exact(text: str, answer: str) -> float:
@@ -135,11 +135,11 @@ def third(row: Mapping[str, str]) -> int:
     return int(hashlib.sha256(row["sentence"].encode()).hexdigest()[:8], 16) % 3
 
 
-SKILLS = {  # name -> task, its rows as items, score of an answer, longest answer in tokens
-    "labels": ("agnews", label_item, exact, 8),
-    "card": ("dbpedia", card_item, card_score, 44),
-    "passage": ("dbpedia", passage_item, exact, 16),
-    "style": ("dbpedia", style_item, style_score, 32),
+SKILLS = {  # name -> task, its rows as examples, score of an answer, longest answer in tokens
+    "labels": ("agnews", label_example, exact, 8),
+    "card": ("dbpedia", card_example, card_score, 44),
+    "passage": ("dbpedia", passage_example, exact, 16),
+    "style": ("dbpedia", style_example, style_score, 32),
 }
 
 
@@ -151,18 +151,18 @@ def refuse_unknown(names: Iterable[str]) -> None:
 
 def skills(data: Path, *, test: int) -> dict[str, Skill]:
     """Return the skills by name."""
-    found = {}
-    for name, (task, item, score, longest) in SKILLS.items():
+    by_name = {}
+    for name, (task, make, score, longest) in SKILLS.items():
         parts = {}
         for split in ("train", "test"):
             rows = [row for row in read_rows(data, task, split) if name not in SHARES or third(row) == SHARES[name]]
             random.Random(0).shuffle(rows)
-            items = (item(row) for row in rows[: 20 * test if split == "test" else 4000])
-            parts[split] = list(dict.fromkeys(each for each in items if each is not None))
-        seen = {each.prompt for each in parts["train"]}
-        parts["test"] = [each for each in parts["test"] if each.prompt not in seen][:test]
-        found[name] = Skill(name, tuple(parts["train"]), tuple(parts["test"]), score, longest)
-    return found
+            examples = (make(row) for row in rows[: 20 * test if split == "test" else 4000])
+            parts[split] = list(dict.fromkeys(example for example in examples if example is not None))
+        seen = {example.prompt for example in parts["train"]}
+        parts["test"] = [example for example in parts["test"] if example.prompt not in seen][:test]
+        by_name[name] = Skill(name, tuple(parts["train"]), tuple(parts["test"]), score, longest)
+    return by_name
 
 
 # Of the kinds of instructions that IFEval has, those that SmolLM2-135M-Instruct meets more often than not; it never writes in one
@@ -234,13 +234,13 @@ def passages(data: Path, count: int) -> list[str]:
 def human_chats(data: Path, count: int) -> list[tuple[str, str]]:
     """Return questions that people asked, and the first words of what people answered."""
     rows = json.loads((data / "standard_cl/TC/yahoo/train.json").read_text(encoding="utf-8"))
-    found = []
+    chats = []
     for row in rows:
         parts = re.match(r"(?:Title: (.*?)\n)?Question: (.*?)\nAnswer: (.*)", row["sentence"], re.S)
         if parts:
             question, answer = " ".join((parts.group(1) or parts.group(2)).split()), parts.group(3).split()
             if 4 <= len(question.split()) <= 20 and len(answer) >= 8:
-                found.append((question, " ".join(answer[:30])))
-        if len(found) == count:
+                chats.append((question, " ".join(answer[:30])))
+        if len(chats) == count:
             break
-    return found
+    return chats

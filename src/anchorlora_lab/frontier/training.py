@@ -42,10 +42,10 @@ class OwnTextDivergence(ProtectsPast):
 
     def begin_task(self, anchor: Any) -> ActiveConstraint:
         """Begin with the first chat."""
-        return _Diverging(self)
+        return _ActiveDivergence(self)
 
 
-class _Diverging(ActiveConstraint):
+class _ActiveDivergence(ActiveConstraint):
     def __init__(self, of: OwnTextDivergence) -> None:
         self.of, self.next = of, 0
 
@@ -182,7 +182,7 @@ class Training:
 
         self.began, subject, end_epoch = time.process_time(), self.subject, self._end_epoch
 
-        class Measured(TrainerCallback):
+        class EndOfEpoch(TrainerCallback):
             def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 end_epoch(round(state.epoch))
 
@@ -198,7 +198,7 @@ class Training:
         quiet = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
         with TemporaryDirectory() as folder:
             settings = SDFTConfig(folder, learning_rate=self.rate, num_train_epochs=self.epochs, **steps, **sizes, **plain, **quiet)
-            given = {"train_dataset": rows, "processing_class": subject.tokenizer, "callbacks": [Measured()]}
+            given = {"train_dataset": rows, "processing_class": subject.tokenizer, "callbacks": [EndOfEpoch()]}
             trainer = SDFTTrainer(subject.model, settings, **given)
             trainer.remove_callback(PrinterCallback)
             trainer.train()
