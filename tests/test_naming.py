@@ -7,7 +7,7 @@ from pathlib import Path
 import anchorlora
 
 SOURCE = Path(anchorlora.__file__).parent
-PACKAGES = (SOURCE, SOURCE.parent / "anchorlora_lab")
+LABORATORY = SOURCE.parent / "anchorlora_lab"
 ROOMS = ("geometry", "adapters", "features", "models", "constraints", "methods")
 ROOMS += ("continual", "measurement", "store", "runs", "integrations", "embedded", "recipes")
 ROOMS += ("export", "pages", "train", "cli", "data")
@@ -21,9 +21,9 @@ PARTICIPLE = re.compile(
 
 
 def trees():
-    for room in ROOMS:
-        for path in sorted((SOURCE / room).rglob("*.py")):
-            yield path.relative_to(SOURCE), ast.parse(path.read_text())
+    for room in (*(SOURCE / name for name in ROOMS), LABORATORY):
+        for path in sorted(room.rglob("*.py")):
+            yield path.relative_to(SOURCE.parent), ast.parse(path.read_text())
 
 
 def test_no_local_is_empty():
@@ -49,7 +49,7 @@ def test_functions_of_a_module_are_verbs():
 
 def test_no_docstring_begins_as_a_question():
     asking = set()
-    for path in (path for package in PACKAGES for path in package.rglob("*.py")):
+    for path in (path for package in (SOURCE, LABORATORY) for path in package.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
             if documented and re.match(r"(What|Whether)\b", ast.get_docstring(node) or ""):

@@ -39,7 +39,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # option -> engi
 seeds = click.option("--seeds", default=",".join(map(str, protocol.SEEDS)), show_default=True, help="Comma-separated seeds.")
 
 
-def listed(text: str) -> list[str]:
+def split_list(text: str) -> list[str]:
     """Return the words of a comma list, each once."""
     words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
@@ -50,13 +50,13 @@ def listed(text: str) -> list[str]:
 def seeds_of(text: str) -> list[int]:
     """Return the seeds of a comma list."""
     try:
-        return [int(word) for word in listed(text)]
+        return [int(word) for word in split_list(text)]
     except ValueError:
         raise InvalidValue(f"--seeds takes whole numbers separated by commas, not {text!r}") from None
 
 
 @dataclass(frozen=True)
-class Study:
+class StudyRequest:
     """Request of a command line: a recipe, the folder of its runs, and how and by which engine they are executed."""
 
     recipe: Recipe
@@ -121,7 +121,7 @@ def study_options(command: Callable) -> Callable:
         named = recipe_named(recipe)[0]
         refuse_unasked_code(recipe, named, fields)
         chosen = apply_options(named, fields, model, data)
-        return command(study=Study(chosen, numbers, to, execution, engine, retry_failed, asked), **given)
+        return command(study=StudyRequest(chosen, numbers, to, execution, engine, retry_failed, asked), **given)
 
     gathered = click.option("--retry-failed", is_flag=True, help=RETRY)(gathered)
     for name, (_, how) in reversed(OPTIONS.items()):

@@ -12,7 +12,7 @@ from anchorlora.cli.dry_run import estimate_time, flops_option
 from anchorlora.cli.options import recipe_argument
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.text import amount
-from anchorlora_lab.cli.engines import Study, listed, seeds, seeds_of, study_options
+from anchorlora_lab.cli.engines import StudyRequest, seeds, seeds_of, split_list, study_options
 
 
 @click.command(epilog=example("anchorlora grid mini --methods seq-lora,sfor --out runs/grid"))
@@ -37,7 +37,7 @@ def grid(
     seeds: str,
     models: str | None,
     manifests: tuple[Path, ...],
-    study: Study,
+    study: StudyRequest,
     dry_run: bool,
     to_list: bool,
     flops: float | None,
@@ -49,26 +49,26 @@ def grid(
     """
     from anchorlora.cli.parsing import orders_named, refuse_unknown_tasks
     from anchorlora.store.selection import read_selection
-    from anchorlora_lab.cli.progress import commands, failures, handed_over, run_all
+    from anchorlora_lab.cli.progress import commands, failures, run_all, say_finished
     from anchorlora_lab.grid.plan import GridAxes, plan, refuse_other_data
 
     recipe, numbers = study.recipe, study.numbers
-    named = orders_named(listed(orders) if orders else None, recipe)
-    axes = GridAxes(_methods(methods), named, seeds_of(seeds), listed(models) if models else ())
+    named = orders_named(split_list(orders) if orders else None, recipe)
+    axes = GridAxes(_methods(methods), named, seeds_of(seeds), split_list(models) if models else ())
     selections = [read_selection(path) for path in manifests]
     settings = _settings(axes.methods, numbers)
     _refuse_unfitting(selections, axes.methods, numbers)
     planned = plan(recipe, axes, study.to, settings=settings, selections=selections)
     if dry_run:
-        for each in planned:
-            each.refuse_another()
-            out.print(f"{'done   ' if each.done else 'missing'}  {each.folder}")
-        missing = sum(not each.done for each in planned)
+        for run in planned:
+            run.refuse_another()
+            out.print(f"{'done   ' if run.done else 'missing'}  {run.folder}")
+        missing = sum(not run.done for run in planned)
         out.print(f"{missing} of {amount(len(planned), 'run')} {'is' if 1 in (missing, len(planned)) else 'are'} missing")
-        for line in estimate_time([each.config for each in planned if not each.done], study.at_a_time(), flops):
+        for line in estimate_time([run.config for run in planned if not run.done], study.at_a_time(), flops):
             out.print(line)
         return
-    refuse_unknown_tasks([each.config.order for each in planned if not each.done], recipe)
+    refuse_unknown_tasks([run.config.order for run in planned if not run.done], recipe)
     refuse_other_data(planned, recipe)
     if to_list:
         if study.engine_name != "local":
@@ -78,11 +78,7 @@ def grid(
         commands(planned, study)
         return
     outcomes = run_all(planned, study.engine(), study)
-    before = "" if outcomes else "; none was missing"
-    done = sum(each.done for each in planned)
-    are = "is" if 1 in (done, len(planned)) else "are"
-    out.print(f"{done} of {amount(len(planned), 'run')} {are} finished in {study.to}" + before)
-    handed_over(outcomes, study.to)
+    say_finished(planned, "run", outcomes, study.to)
     failures(outcomes, study.to)
 
 
@@ -91,7 +87,7 @@ def _methods(text: str) -> list[str]:
     from anchorlora.cli.parsing import method_named
     from anchorlora.methods import METHODS
 
-    names = list(METHODS) if text == "all" else listed(text)
+    names = list(METHODS) if text == "all" else split_list(text)
     for name in names:
         method_named(name)
     return names
@@ -101,7 +97,7 @@ def _settings(methods: Sequence[str], numbers: dict[str, float]) -> dict[str, di
     """The numbers that each method has; a number that no method has is refused."""
     from anchorlora.cli.parsing import method_named
 
-    found: dict[str, dict[str, float]] = {name: {} for name in methods}
+    settings: dict[str, dict[str, float]] = {name: {} for name in methods}
     for number, value in numbers.items():
         kind = number.partition(".")[0]
         having = [name for name in methods if kind in {type(part).__name__ for part in method_named(name).parts}]
@@ -109,8 +105,8 @@ def _settings(methods: Sequence[str], numbers: dict[str, float]) -> dict[str, di
             raise UnknownName(f"no method of this grid has a part called {kind!r} ({number})")
         for name in having:
             method_named(name).changed({number: value})
-            found[name][number] = value
-    return found
+            settings[name][number] = value
+    return settings
 
 
 def _refuse_unfitting(selections, methods: Sequence[str], numbers: dict[str, float]) -> None:

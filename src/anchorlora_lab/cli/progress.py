@@ -16,7 +16,7 @@ from anchorlora.cli.console import err, out
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import Failed
 from anchorlora.text import amount
-from anchorlora_lab.cli.engines import Study
+from anchorlora_lab.cli.engines import StudyRequest
 from anchorlora_lab.grid.folder import remember, submitting
 from anchorlora_lab.grid.scheduler import Engine, Outcome, Planned, to_begin
 
@@ -31,13 +31,13 @@ def bar_over(console: Console, clock: Callable[[], float] | None = None) -> Prog
     return Progress(*columns, console=console, transient=True, disable=hidden, speed_estimate_period=A_DAY, get_time=clock)
 
 
-def run_all(planned: Sequence[Planned], engine: Engine, study: Study) -> list[Outcome]:
+def run_all(planned: Sequence[Planned], engine: Engine, study: StudyRequest) -> list[Outcome]:
     """Run what is missing, with a bar over all runs and one line per finished run."""
     root = study.to
-    for each in planned:
-        each.refuse_another()
-    done = sum(each.done for each in planned)
-    remember([each.folder for each in planned], root)
+    for run in planned:
+        run.refuse_another()
+    done = sum(run.done for run in planned)
+    remember([run.folder for run in planned], root)
     bar = bar_over(err)
     with stopping_at_once(), bar if err.is_terminal else nullcontext():  # and then asks the runs to save and stop
         task = bar.add_task("runs", total=len(planned) - done)
@@ -47,25 +47,33 @@ def run_all(planned: Sequence[Planned], engine: Engine, study: Study) -> list[Ou
             nonlocal finished
             finished += 1
             bar.advance(task)
-            err.print(f"{finished}/{len(planned) - done} {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
+            err.print(f"{finished}/{len(planned) - done} {outcome.planned.folder.relative_to(root)}  {_describe(outcome)}")
 
         return engine.run(planned, root=root, watch=watch, command=study.command)
 
 
-def commands(planned: Sequence[Planned], study: Study) -> None:
+def commands(planned: Sequence[Planned], study: StudyRequest) -> None:
     """Print the command of every missing run, one a line, after writing its configuration."""
     root = study.to
-    for each in planned:
-        each.refuse_another()
-    if all(each.done for each in planned):
+    for run in planned:
+        run.refuse_another()
+    if all(run.done for run in planned):
         return
-    remember([each.folder for each in planned], root)
+    remember([run.folder for run in planned], root)
     with stopping_at_once(), submitting(root):
         missing, others = to_begin(planned, root, given={}, retry_failed=study.retry_failed)
-    for each in missing:
-        click.echo(shlex.join(study.command(each.folder.absolute(), each.config)))
+    for run in missing:
+        click.echo(shlex.join(study.command(run.folder.absolute(), run.config)))
     for outcome in others:
-        err.print(f"left out: {outcome.planned.folder.relative_to(root)}  {_said(outcome)}")
+        err.print(f"left out: {outcome.planned.folder.relative_to(root)}  {_describe(outcome)}")
+
+
+def say_finished(planned: Sequence[Planned], kind: str, outcomes: Sequence[Outcome], root: Path) -> None:
+    """Say how many runs are finished, and which were not waited for."""
+    done = sum(run.done for run in planned)
+    are, rest = "is" if 1 in (done, len(planned)) else "are", "" if outcomes else "; none was missing"
+    out.print(f"{done} of {amount(len(planned), kind)} {are} finished in {root}{rest}")
+    handed_over(outcomes, root)
 
 
 def handed_over(outcomes: Sequence[Outcome], root: Path) -> None:
@@ -92,7 +100,7 @@ def failures(outcomes: Sequence[Outcome], root: Path) -> None:
         )
 
 
-def _said(outcome: Outcome) -> str:
+def _describe(outcome: Outcome) -> str:
     if outcome.status == "failed":
         return f"failed: {outcome.error}"
     if outcome.status == "submitted":

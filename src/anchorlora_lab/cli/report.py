@@ -11,6 +11,7 @@ import click
 from anchorlora.cli.console import example, out, path_option, render_table
 from anchorlora.errors import InvalidValue
 from anchorlora.text import amount
+from anchorlora_lab.cli.engines import split_list
 
 if TYPE_CHECKING:
     from anchorlora_lab.report.layout import Spread
@@ -55,12 +56,11 @@ def report(
     as PNG, PDF, and SVG. Runs are grouped by recipe, base model, and tasks; mechanism traces are reported separately. Runs that
     cannot share a table are refused. Runs of single tasks, and of the base model (learning rate 0), give rows beneath the scores.
     """
-    from anchorlora_lab.cli.engines import listed
     from anchorlora_lab.report.layout import Layout
     from anchorlora_lab.report.page import write_report
     from anchorlora_lab.report.records import find_runs
 
-    layout = Layout(tuple(listed(columns)) if columns is not None else (), _groups(groups), reference, spread)
+    layout = Layout(tuple(split_list(columns)) if columns is not None else (), _groups(groups), reference, spread)
     runs = find_runs(folders)
     made = write_report(runs, to, printed=printed, layout=layout)
     for chapter in made.chapters:
@@ -72,12 +72,10 @@ def report(
 
 def _groups(words: Sequence[str]) -> dict[str, list[str]]:
     """The methods of each HEADING=METHODS."""
-    from anchorlora_lab.cli.engines import listed
-
     groups: dict[str, list[str]] = {}
     for word in words:
         heading, equals, methods = word.partition("=")
         if not (heading.strip() and equals) or heading.strip() in groups:
             raise InvalidValue(f"--group takes a heading of its own and methods, 'Ours=mine,mine-2', not {word!r:.80}")
-        groups[heading.strip()] = listed(methods)
+        groups[heading.strip()] = split_list(methods)
     return groups

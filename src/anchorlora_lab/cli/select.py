@@ -9,7 +9,7 @@ import click
 from anchorlora.cli.console import example, out, path_option
 from anchorlora.cli.options import methods_beginning, recipe_argument
 from anchorlora.errors import Failed, InvalidValue
-from anchorlora_lab.cli.engines import Study, study_options
+from anchorlora_lab.cli.engines import StudyRequest, study_options
 
 
 @click.command(epilog=example("anchorlora select mini --method o-lora --out runs/selected"))
@@ -20,7 +20,7 @@ from anchorlora_lab.cli.engines import Study, study_options
 @click.option("--values", metavar="X,Y,...", help="Candidates to try instead of the method's own; they are not scaled.")
 @path_option("--out", "to", required=True, help="The folder for candidate runs and selection.json.")
 @study_options
-def select(method: str, order: str | None, seed: int, values: str | None, study: Study) -> None:
+def select(method: str, order: str | None, seed: int, values: str | None, study: StudyRequest) -> None:
     """Choose a method's strength on a holdout of the training data.
 
     Writes selection.json. No test file is opened. A tenth of the training data is held out, the same for every seed and order.
@@ -39,7 +39,7 @@ def select(method: str, order: str | None, seed: int, values: str | None, study:
         method_named(method)
         raise InvalidValue(f"{method} has nothing to choose; tunable methods: {', '.join(TUNABLE)}")
     tunable, tasks = TUNABLE[method], order_named(order, recipe)
-    declared, engine = tunable.candidates if values is None else _asked(values), study.engine()
+    declared, engine = tunable.candidates if values is None else _candidates(values), study.engine()
     scale = scale_of(recipe, tunable, tasks, seed, to) if values is None else None
     scaled = [float(f"{value * (scale['factor'] if scale else 1):.6g}") for value in declared]
     candidates = candidate_runs(recipe, method, tunable, scaled, tasks, seed, to)
@@ -57,7 +57,7 @@ def select(method: str, order: str | None, seed: int, values: str | None, study:
         errors = {o.planned.folder: o.error for o in outcomes if o.status == "failed"}
         write_selection(choose(candidates, tunable, declared, scale, errors), to)
     manifest = read_selection(to)
-    asked = [each.config.settings[tunable.parameter] for each in candidates]
+    asked = [run.config.settings[tunable.parameter] for run in candidates]
     if (manifest.method, [c.value for c in manifest.candidates], manifest.order) != (method, asked, list(tasks)):
         raise InvalidValue(
             f"{to} holds the selection of another request; choose another --out, "
@@ -73,12 +73,12 @@ def select(method: str, order: str | None, seed: int, values: str | None, study:
     out.print(f"\n{'chosen before, nothing was trained; ' if already else ''}selection: {to / FILE}")
 
 
-def _asked(values: str) -> tuple[float, ...]:
+def _candidates(values: str) -> tuple[float, ...]:
     """The candidates that --values lists, the smallest first."""
     try:
-        found = sorted({float(value) for value in values.split(",")})
+        numbers = sorted({float(value) for value in values.split(",")})
     except ValueError:
-        found = []
-    if not found or not all(0 < value < math.inf for value in found):
+        numbers = []
+    if not numbers or not all(0 < value < math.inf for value in numbers):
         raise InvalidValue(f"--values {values}: give numbers greater than 0, such as 0.1,1,10")
-    return tuple(found)
+    return tuple(numbers)

@@ -21,7 +21,7 @@ def main(words: list[str]) -> int:
     end = words.index("--")
     root, options = Path(words[0]), words[end + 1 :]
     planned = [Planned(root / name, RunFolder(root / name).read_config()) for name in words[1:end]]
-    left = [each for each in planned if failure(each.folder, root) is None]  # a call that goes on does not try those again
+    left = [run for run in planned if failure(run.folder, root) is None]  # a call that goes on does not try those again
     outcomes = LocalEngine(1).run(left, root=root, command=lambda folder, config: [*command_line(folder, config), *options])
     interrupted = any(o.status == "failed" and failure(o.planned.folder, root) is None for o in outcomes)
     return INTERRUPTED if interrupted else 0

@@ -8,8 +8,7 @@ from anchorlora.cli.console import example, out, path_option
 from anchorlora.cli.options import recipe_argument
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
-from anchorlora.text import amount
-from anchorlora_lab.cli.engines import Study, listed, seeds, seeds_of, study_options
+from anchorlora_lab.cli.engines import StudyRequest, seeds, seeds_of, split_list, study_options
 
 
 @click.command(epilog=example("anchorlora trace mini --methods seq-lora,sfor --out runs/trace"))
@@ -30,14 +29,14 @@ from anchorlora_lab.cli.engines import Study, listed, seeds, seeds_of, study_opt
 @click.option("--layers", is_flag=True, help="Also record every layer.")
 @path_option("--out", "to", required=True, help="The folder for all traced runs.")
 @study_options
-def trace(methods: str | None, order: str | None, seeds: str, points: int, layers: bool, study: Study) -> None:
+def trace(methods: str | None, order: str | None, seeds: str, points: int, layers: bool, study: StudyRequest) -> None:
     """Trace the drift of a second task, for each method and seed.
 
     All methods of a seed start from the same first-task state and core. Repeat the command to run only what is missing. If
     runs are submitted without waiting, repeat it once the first tasks have finished.
     """
     from anchorlora.cli.parsing import method_named, order_named, refuse_unknown_tasks
-    from anchorlora_lab.cli.progress import failures, handed_over, run_all
+    from anchorlora_lab.cli.progress import failures, run_all, say_finished
     from anchorlora_lab.grid.folder import remember
     from anchorlora_lab.grid.plan import TRACED, rows, starts
 
@@ -47,18 +46,15 @@ def trace(methods: str | None, order: str | None, seeds: str, points: int, layer
         )
     to, recipe = study.to, study.recipe.changed({"trace_points": points, "trace_layers": layers})
     tasks = order_named(order, recipe)
-    named = {name: method_named(name) for name in (listed(methods) if methods else TRACED)}
+    named = {name: method_named(name) for name in (split_list(methods) if methods else TRACED)}
     begun = starts(recipe, tasks, seeds_of(seeds), to)
     traced = rows(recipe, named, tasks, begun, to)
-    refuse_unknown_tasks([each.config.order for each in traced if not each.done], recipe)
+    refuse_unknown_tasks([run.config.order for run in traced if not run.done], recipe)
     engine = study.engine()
-    remember([each.folder for each in (*begun.values(), *traced)], to)
+    remember([run.folder for run in (*begun.values(), *traced)], to)
     outcomes = run_all(list(begun.values()), engine, study)
     outcomes += run_all([row for row in traced if begun[row.config.seed].done], engine, study)
-    before = "" if outcomes else "; none was missing"
-    done = sum(each.done for each in traced)
-    out.print(f"{done} of {amount(len(traced), 'trace')} {'is' if 1 in (done, len(traced)) else 'are'} finished in {to}" + before)
-    handed_over(outcomes, to)
-    if any(not each.done for each in begun.values()):
+    say_finished(traced, "trace", outcomes, to)
+    if any(not run.done for run in begun.values()):
         out.print("traces continue from a first task; once it has finished, the same command starts them")
     failures(outcomes, to)
