@@ -63,8 +63,7 @@ def read_rows(data: Path, task: str, split: str) -> list[Mapping[str, str]]:
     path = data / "standard_cl" / "TC" / task / f"{split}.json"
     if not path.is_file():
         raise InvalidValue(f"{path} is not there; give the folder that holds standard_cl and cl_benchmark with --data")
-    rows: list[Mapping[str, str]] = json.loads(path.read_text(encoding="utf-8"))
-    return rows
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def title_and_sentence(text: str) -> tuple[str, str]:

@@ -58,7 +58,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Boundaries:
+class BoundaryCounts:
     """At how many task boundaries of a method's runs rho counts as zero."""
 
     method: str
@@ -76,7 +76,7 @@ class Finding:
     words: str
     more: str = ""  # what it rests on
     state: State = ""  # "good", "bad", "even" (not decided), or "" for a plain fact
-    facts: tuple[Level | Difference | Boundaries, ...] = ()  # what the words say, as data
+    facts: tuple[Level | Difference | BoundaryCounts, ...] = ()  # what the words say, as data
 
 
 @dataclass(frozen=True)
@@ -212,10 +212,10 @@ def _protection(runs: Sequence[Run]) -> Finding | None:
     return Finding("Protection", words, " ".join(more).replace("%", " %"), state, tuple(facts.values()))  # type: ignore[arg-type]
 
 
-def _boundaries(runs: Sequence[Run]) -> Boundaries:
+def _boundaries(runs: Sequence[Run]) -> BoundaryCounts:
     kept = [drift.exact for run in runs for drift in run.record.drift]
     rho = mean_of(drift.rho for run in runs for drift in run.record.drift)
-    return Boundaries(runs[0].method, promises_response(runs[0]), sum(kept), len(kept), rho)
+    return BoundaryCounts(runs[0].method, promises_response(runs[0]), sum(kept), len(kept), rho)
 
 
 def _forgetting(study: Study, plain: str | None) -> Finding | None:

@@ -14,7 +14,6 @@ from anchorlora.pages.table import Column
 from anchorlora_lab.report.records import Run, mean_of
 
 Spread = Literal["none", "sd", "interval"]
-SPREADS: tuple[str, ...] = get_args(Spread)
 COLUMNS: Mapping[str, Column] = {  # what stands in a table of scores, besides the tasks
     "AA": Column("AA", better="higher"),
     "LA": Column("LA", better="higher"),
@@ -63,7 +62,7 @@ class Layout:
         grouped = [method for methods in self.groups.values() for method in methods]
         _refuse_unknown("column", self.columns, [*COLUMNS, *tasks])
         _refuse_unknown("method in these runs", [*grouped, *filter(None, [self.reference])], sorted(methods))
-        _refuse_unknown("spread", filter(None, [self.spread]), SPREADS)
+        _refuse_unknown("spread", filter(None, [self.spread]), get_args(Spread))
         twice = next((method for method in grouped if grouped.count(method) > 1), None)
         if twice is not None:
             raise InvalidValue(f"the method {twice!r} stands in two groups; name it in one")

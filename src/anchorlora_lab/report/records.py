@@ -50,7 +50,7 @@ class Run:
     folder: Path
     record: Record
     evaluation: Evaluation | None = None
-    trace: tuple[Point, ...] = ()
+    trace: tuple[TracePoint, ...] = ()
     counted: Labels | None = None
 
     @property
@@ -290,33 +290,33 @@ LARGEST = 2**30  # bytes
 REMEDY = "delete the run directory and trace it again"
 
 
-class Norms(FilePart):
+class GradientNorms(FilePart):
     """Gradient norms of the task loss and of the penalties."""
 
     task: float | None
     penalties: float | None
 
 
-class Moves(FilePart):
+class Displacements(FilePart):
     """How far the factors have moved in the task: Frobenius norms over all layers."""
 
     A: Amount
     B: Amount
 
 
-class Point(ChangeFacts):
+class TracePoint(ChangeFacts):
     """One recorded step."""
 
     step: int  # optimizer step, from 0
     wrp_before: float | None  # |(A - A_pre) V| of the step as the optimizer made it
     wrp_after: float | None
     penalties: Mapping[str, float] = {}  # name -> value
-    grad_norms: Norms | None = None  # gradient norms of task loss and penalties
-    moves: Moves | None = None  # how far A and B have moved since the task began; None in traces of earlier versions
+    grad_norms: GradientNorms | None = None  # gradient norms of task loss and penalties
+    moves: Displacements | None = None  # how far A and B have moved since the task began; None in traces of earlier versions
     layers: Mapping[str, Any] | None = None  # layer path -> the same numbers
 
 
-def read_trace(path: Path, *, steps: int | None) -> tuple[Point, ...]:
+def read_trace(path: Path, *, steps: int | None) -> tuple[TracePoint, ...]:
     """Read the points of a trace.
 
     Args:
@@ -329,7 +329,7 @@ def read_trace(path: Path, *, steps: int | None) -> tuple[Point, ...]:
         raise InvalidValue(f"{path}: {error}; {REMEDY}") from None
     lines = text.split("\n") if text else []
     places = [f"{path}, line {number}" for number in range(1, len(lines) + 1)]
-    points = tuple(read_json(line, Point, where=where, remedy=REMEDY) for line, where in zip(lines, places, strict=True))
+    points = tuple(read_json(line, TracePoint, where=where, remedy=REMEDY) for line, where in zip(lines, places, strict=True))
     if not points or points[0].step != 0:
         raise InvalidValue(f"{path}, line 1: a trace begins at step 0; {REMEDY}")
     for where, (before, after) in zip(places[1:], pairwise(points), strict=True):

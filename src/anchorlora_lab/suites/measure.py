@@ -115,21 +115,20 @@ def _measure(target: EvalTarget, questions: Questions, inputs: LocalInputs, cach
     tokenizer = base_model.tokenizer
     kept = BaseScores(cache)
 
-    def scored(exam: Any, model: Any, what: str) -> TaskScores:
+    def score(exam: Any, model: Any, what: str) -> TaskScores:
         watch.measures(f"{exam.name} {what}")
-        scores: TaskScores = exam.score(model, tokenizer, questions, watch=watch)
-        return scores
+        return exam.score(model, tokenizer, questions, watch=watch)
 
     def base_score(exam: Any) -> TaskScores:
         packages = PACKAGES if exam is inputs.prompts else (*PACKAGES, HARNESS)
         key = ingredients(base_model, exam.key(base_model.model, tokenizer, questions), packages=packages)
-        scores = kept.get(key, lambda: scored(exam, base_model.model, "without the adapter"), note=watch.note)
+        scores = kept.get(key, lambda: score(exam, base_model.model, "without the adapter"), note=watch.note)
         task_change(exam.name, scores, scores)  # what is no fraction is refused before anything else is measured
         return scores
 
     before = [base_score(exam) for exam in exams]
     attached = attach(base_model.model, target.adapter)
-    after = [scored(exam, attached, "with the adapter") for exam in exams]
+    after = [score(exam, attached, "with the adapter") for exam in exams]
     tasks = [task_change(exam.name, *pair) for exam, *pair in zip(exams, before, after, strict=True)]
     base, now = total([task.base for task in tasks]), total([task.after for task in tasks])
     return Evaluation(

@@ -22,7 +22,7 @@ from anchorlora_lab.report.figures.style import (
     panels,
     plain,
 )
-from anchorlora_lab.report.records import Point, Run, by_method, deviation, families_of, mean, mean_of
+from anchorlora_lab.report.records import Run, TracePoint, by_method, deviation, families_of, mean, mean_of
 
 CORES = {"current core": "rho", "first core": "rho_first", "all past cores": "rho_union"}
 
@@ -62,8 +62,7 @@ def rho_on_cores(runs: Sequence[Run], looks: PlotStyles) -> Figure:
 
 
 def _ratios(drifts: Sequence[DriftFacts], field: str) -> list[float]:
-    values = [drawable(getattr(d, field)) for d in drifts]
-    return [value for value in values if value is not None]
+    return [value for d in drifts if (value := drawable(getattr(d, field))) is not None]
 
 
 def _draw(at: Axes, method: str, ratios: dict[float, list[float]], looks: PlotStyles, *, line: str = "") -> None:
@@ -106,7 +105,7 @@ def trajectories(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     return figure
 
 
-def _by_step(runs: Sequence[Run]) -> dict[int, Sequence[Point]]:
+def _by_step(runs: Sequence[Run]) -> dict[int, Sequence[TracePoint]]:
     """Step -> its points in all runs, where rho is known."""
     known = ([point for point in run.trace if point.rho is not None] for run in runs)
     return {points[0].step: points for points in zip(*known, strict=False)}

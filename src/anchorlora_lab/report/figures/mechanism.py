@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from anchorlora.methods import METHODS
 from anchorlora.pages.record import short_layers
 from anchorlora_lab.report.figures.style import REFERENCE, SMALLEST, PlotStyles, canvas, curve, drawable, named, panels, plain
-from anchorlora_lab.report.records import FAMILIES, Family, Point, Run, by_method, families_of, group_by, mean
+from anchorlora_lab.report.records import FAMILIES, Family, Run, TracePoint, by_method, families_of, group_by, mean
 from anchorlora_lab.report.tables.energy import cost_table, energy, layers_of
 from anchorlora_lab.report.tables.mechanism import AGAINST, DriftPoint, ratio, spots_of_boundaries, spots_of_runs
 
@@ -62,7 +62,7 @@ def methods_with_paths(runs: Sequence[Run], family: Family) -> dict[str, list[Ru
 
 def gradients_and_moves(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw gradient norms of task and penalties over the steps, and how far A and B have moved: means over runs."""
-    rows: list[tuple[str, Callable[[Point], float | None], bool]] = [
+    rows: list[tuple[str, Callable[[TracePoint], float | None], bool]] = [
         ("gradient of the task", lambda p: p.grad_norms.task if p.grad_norms else None, True),
         ("penalties / task", lambda p: ratio(p) or None if p.grad_norms and p.grad_norms.task else None, True),
     ]
@@ -74,9 +74,9 @@ def gradients_and_moves(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     title = "Gradients, and what the optimizer made of them"
     with panels(runs, title=title, rows=len(rows), height=2.7, below=0.3, sharex=True) as (figure, axes):
         for column, of_family in enumerate(families_of(runs).values()):
-            for position, (method, same) in enumerate(by_method(of_family).items()):
+            for index, (method, same) in enumerate(by_method(of_family).items()):
                 for row, (_, value, _) in enumerate(rows):
-                    _means(axes[row][column], method, same, value, position, looks)
+                    _means(axes[row][column], method, same, value, index, looks)
             axes[-1][column].set_xlabel("optimizer step of the second task")
         for row, (name, _, logarithmic) in enumerate(rows):
             axes[row][0].set_ylabel(name)
@@ -91,13 +91,13 @@ def gradients_and_moves(runs: Sequence[Run], looks: PlotStyles) -> Figure:
 
 
 def _means(
-    at: Axes, method: str, runs: Sequence[Run], value: Callable[[Point], float | None], position: int, looks: PlotStyles
+    at: Axes, method: str, runs: Sequence[Run], value: Callable[[TracePoint], float | None], index: int, looks: PlotStyles
 ) -> None:
     known = [(point.step, norm) for run in runs for point in run.trace if (norm := value(point)) is not None]
     whole = {step: pairs for step, pairs in group_by(known, lambda pair: pair[0]).items() if len(pairs) == len(runs)}
     if whole:
         means = [mean([norm for _, norm in pairs]) for pairs in whole.values()]
-        curve(at, method, looks, position, list(whole), means, marks=8, linewidth=1.2)
+        curve(at, method, looks, index, list(whole), means, marks=8, linewidth=1.2)
 
 
 def forgetting_of_runs(runs: Sequence[Run], looks: PlotStyles) -> Figure:

@@ -65,21 +65,22 @@ def _facts(run: Run) -> Evaluation:
 
 def invalid_table(runs: Sequence[Run]) -> Table:
     """Rates of invalid predictions after the last task, by method and task: means over runs."""
-    tasks = _tasks(runs)
-    measures: list[Measure] = means({task: partial(final_invalid, task=task) for task in tasks})
-    measures += [
-        (Column("all tasks"), lambda group: mean_of(mean_of(final_invalid(run, task) for run in group) for task in tasks)),
-        (Column("worst"), worst_invalid),
-    ]
-    return by_methods("invalid", "Invalid predictions by method", Grid.of(runs), measures)
+    rates = _invalid_rates(runs)
+    mean_rate: Measure = (Column("all tasks"), lambda group: mean_of(of(group) for _, of in rates))  # type: ignore[misc]
+    every = [*rates, mean_rate, (Column("worst"), worst_invalid)]
+    return by_methods("invalid", "Invalid predictions by method", Grid.of(runs), every)
 
 
 def invalid_by_seed(runs: Sequence[Run]) -> Table:
     """Rates of invalid predictions after the last task, one row per run."""
-    measures: list[Measure] = means({task: partial(final_invalid, task=task) for task in _tasks(runs)})
-    every = [METHOD, ORDER, SEED, *measures, (Column("worst"), worst_invalid)]
     groups = [[run] for group in Grid.of(runs).groups for run in group]
+    every = [METHOD, ORDER, SEED, *_invalid_rates(runs), (Column("worst"), worst_invalid)]
     return pivot("invalid-by-seed", "Invalid predictions of every run", groups, every)
+
+
+def _invalid_rates(runs: Sequence[Run]) -> list[Measure]:
+    """A column for each task, in the order of the first."""
+    return means({task: partial(final_invalid, task=task) for task in Grid.of(runs).orders[0]})
 
 
 def final_invalid(run: Run, task: str) -> float | None:
@@ -90,11 +91,6 @@ def final_invalid(run: Run, task: str) -> float | None:
 def worst_invalid(runs: Sequence[Run]) -> float | None:
     """Return the highest percent of invalid predictions on any task at any stage of any run; None if no task has labels."""
     return max((rate for run in runs for row in run.record.invalid for rate in row if rate is not None), default=None)
-
-
-def _tasks(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The tasks in the order of the first."""
-    return Grid.of(runs).orders[0]
 
 
 LOSS, PERPLEXITY, TOKEN_ACCURACY = "loss", "perplexity", "token_accuracy"

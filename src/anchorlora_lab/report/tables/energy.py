@@ -66,9 +66,8 @@ MEASURES: tuple[Measure, ...] = (
 
 def step_seconds(run: Run) -> float | None:
     """Return the seconds per optimizer step over all tasks; None if the protocol does not give the number of steps."""
-    steps = [run.steps(task) for task in run.order]
-    known = [n for n in steps if n is not None]
-    return sum(run.record.cost.train_seconds) / sum(known) if known and len(known) == len(steps) else None
+    known = [n for task in run.order if (n := run.steps(task)) is not None]
+    return sum(run.record.cost.train_seconds) / sum(known) if known and len(known) == len(run.order) else None
 
 
 def cost_table(runs: Sequence[Run]) -> Table:

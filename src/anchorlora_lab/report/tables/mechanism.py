@@ -11,7 +11,7 @@ from anchorlora.pages.table import Column, Table
 from anchorlora.store.record import DriftFacts
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.layout import NOTES
-from anchorlora_lab.report.records import Point, Run, by_method, mean, mean_of
+from anchorlora_lab.report.records import Run, TracePoint, by_method, mean, mean_of
 from anchorlora_lab.report.tables.scores import ends
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ FEWEST = 6  # pairs of order and seed below which a bootstrap over them says not
 METHODS = 4  # methods below which a correlation over runs is one over a few clouds
 
 
-def gradients_of(run: Run) -> list[Point]:
+def gradients_of(run: Run) -> list[TracePoint]:
     """Return the points of a trace at which the norm of the task's gradient was recorded."""
     return [point for point in run.trace if point.grad_norms is not None and point.grad_norms.task]
 
 
-def ratio(point: Point) -> float:
+def ratio(point: TracePoint) -> float:
     """Return the norm of the penalties' gradient over that of the task's; 0 without penalties."""
     assert point.grad_norms is not None
     assert point.grad_norms.task
@@ -57,7 +57,7 @@ def gradient_table(runs: Sequence[Run]) -> Table | None:
     return table if any(row[-1] is not None for row in rows) else table.without("moved A").without("moved B")
 
 
-def _norm(point: Point, name: str) -> float:
+def _norm(point: TracePoint, name: str) -> float:
     assert point.grad_norms is not None
     return getattr(point.grad_norms, name) or 0.0
 

@@ -88,9 +88,8 @@ def _change(grid: Grid, reference: str, runs: Sequence[Run], *, name: str) -> fl
 
 def interval_over_runs(runs: Sequence[Run], *, name: str = "AA") -> tuple[float, float] | None:
     """Return the 95 % interval of a mean score over orders and seeds; None for fewer than six runs, or where it is undefined."""
-    values = [value_of(run, name) for run in runs]
-    known = [value for value in values if value is not None]
-    return mean_interval(known) if len(known) == len(values) else None
+    known = [value for run in runs if (value := value_of(run, name)) is not None]
+    return mean_interval(known) if len(known) == len(runs) else None
 
 
 def interval_over_examples(
@@ -115,9 +114,8 @@ def by_example(runs: Sequence[Run], name: str) -> dict[tuple[str, int], float] |
         if not last or not first or tasks < 2:
             return None
         return {example: (last[example] - first[example]) * tasks / (tasks - 1) for example in last}
-    answered = [run.answers.get(name) for run in runs]
-    known = [answers for answers in answered if answers]
-    if not known or len(known) < len(answered) or any(answers.keys() != known[0].keys() for answers in known):
+    known = [answers for run in runs if (answers := run.answers.get(name))]
+    if not known or len(known) < len(runs) or any(answers.keys() != known[0].keys() for answers in known):
         return None
     return {example: 100 * sum(answers[example] for answers in known) / len(known) for example in known[0]}
 
