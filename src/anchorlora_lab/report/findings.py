@@ -83,7 +83,7 @@ class Finding:
 class Findings:
     """The verdict, findings and advice that a chapter begins with."""
 
-    verdict: str  # one or two notes
+    verdict: str  # one or two sentences
     cards: tuple[Finding, ...]  # what the verdict rests on
     advice: tuple[str, ...]  # what to take, and what is missing
 
