@@ -123,6 +123,15 @@ def test_with_tasks_examples_are_drawn_within_each_and_every_task_counts_alike()
     assert long == pytest.approx((middle - 1.96 * error / 11**0.5, middle + 1.96 * error / 11**0.5), abs=1e-3)
 
 
+@pytest.mark.parametrize("seed", [2, 217])  # rounding alone would put the end at -1.8e-15 and at 4.4e-16
+def test_an_interval_that_ends_at_zero_ends_at_zero_whatever_rounding_does(seed):
+    draw = random.Random(seed)
+    before = [100 * draw.choice([0, 1, 2]) / 3 for _ in range(24)]
+    after = [min(100.0, value + 100 * draw.choice([-1, 0, 0, 1, 1]) / 3) for value in before]
+    low, _ = Paired(before, after, [task for task in "abc" for _ in range(8)]).interval()
+    assert (low, f"{low:+.2f}") == (0.0, "+0.00")
+
+
 def test_an_interval_of_a_mean_is_that_of_the_test_against_zero():
     values = [70.0, 71.5, 69.0, 74.0, 72.5, 70.5, 71.0]
     assert mean_interval(values) == paired_tests([dict(enumerate(values))])[0].interval

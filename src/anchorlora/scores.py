@@ -228,7 +228,7 @@ def _drawn_means(groups: Sequence[Sequence[float]]) -> list[float]:
         parts = np.split(stream.random_sample((len(draws), ends[-1])), ends[:-1], axis=1)
         for of, part in zip(values, parts, strict=True):
             means[draws] += of[(part * len(of)).astype(int)].mean(axis=1) / len(values)
-    return sorted(means.tolist())
+    return sorted((means.round(12) + 0.0).tolist())  # a sum that is zero but for rounding is zero, and never -0
 
 
 def most_share(events: int, n: int, *, level: float = 0.95) -> float:
