@@ -11,8 +11,10 @@ from safetensors.torch import load_file, save_file
 
 import models
 import oracle
+from anchorlora import Subspace
 from anchorlora.adapters import read_adapter, write_adapter
 from anchorlora.cli.app import main
+from anchorlora.features import write_cores
 from anchorlora.geometry import Factors
 from anchorlora.measurement.adapters import compare
 from anchorlora.measurement.checkpoints import audit
@@ -215,6 +217,25 @@ def test_full_weights_are_read_whole_or_in_shards(shards, dtype, tmp_path):
     assert found.storage == str(dtype).removeprefix("torch.")
     assert found.audited.overall.kind == "full weight"
     assert any("2 other tensors differ and were not audited" in note for note in found.notes)
+
+
+def test_weights_that_are_stored_with_their_inputs_first_as_in_gpt2_are_read_so(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"h.0.attn.c_proj": (8, 8), "h.0.mlp.c_fc": (8, 20), "h.0.mlp.c_proj": (20, 8)}  # (d_in, d_out)
+    one = {f"{name}.weight": torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    one |= {f"{name}.bias": torch.zeros(shape[1]) for name, shape in shapes.items()} | {
+        "lm_head.weight": torch.randn(30, 8, generator=draw)
+    }
+    other = {name: tensor + 0.1 * torch.randn(tensor.shape, generator=draw) for name, tensor in one.items()}
+    before, after = write_weights(tmp_path / "a", one), write_weights(tmp_path / "b", other)
+    cores = {name: Subspace(torch.linalg.qr(torch.randn(shape[0], 3, generator=draw)).Q) for name, shape in shapes.items()}
+    write_cores(tmp_path / "cores.safetensors", cores)
+    found = audit(before, after, cores=tmp_path / "cores.safetensors")
+    pairs = [((other[f"{name}.weight"] - one[f"{name}.weight"]).T.double(), core.basis.double()) for name, core in cores.items()]
+    assert rho(found) == pytest.approx(float(oracle.drift(pairs)["rho"]), rel=1e-6)
+    assert "3 as (d_in, d_out), as GPT-2 stores them" in found.notes[0]
+    head = audit(before, after, weights=3).audited.layers["lm_head"]
+    assert (head.d, head.k) == (8, 3)
 
 
 def test_tensors_that_are_stored_in_another_type_alone_do_not_differ(tmp_path):

@@ -44,10 +44,11 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
         count = "leading half of the" if ask.weights is None else f"{ask.weights} leading"
         find, protected = None, f"the {count} singular directions of each weight in BEFORE, as in OSF"
     changes: dict[str, LayerChange] = {}
-    stored, others = torch.float64, []
+    stored, others, turned = torch.float64, [], _stored_by_inputs(now)
     for name in (other for other in now.files if other not in resized):
         W0, W, layer = then.read(name), now.read(name), name.removesuffix(".weight")
         _check(name, W0, W, now)
+        W0, W = (W0.T, W.T) if name in turned else (W0, W)
         same = W0.dtype == W.dtype and torch.equal(W0, W)
         if name.endswith(".weight") and layer in layers:
             stored = coarsest((stored, W0.dtype, W.dtype))
@@ -57,7 +58,8 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
                 changes[layer] = weight_layer(W0, W, directions.fits(layer, d_in=W.shape[1], d_out=W.shape[0]))
         elif not same and not _same_values(W0, W):
             others.append(name)
-    notes = ["weights are read as (d_out, d_in), as torch.nn.Linear stores them"]
+    inputs_first = f", and {len(turned)} as (d_in, d_out), as GPT-2 stores them: the lengths of biases tell" if turned else ""
+    notes = [f"weights are read as (d_out, d_in), as torch.nn.Linear stores them{inputs_first}"]
     if others:
         notes.append(not_audited(others))
     if resized:
@@ -112,6 +114,14 @@ def _same_tensors(then: Weights, now: Weights, *, but_for: Collection[str]) -> N
 def _is_linear(name: str, weights: Weights) -> bool:
     """A matrix that multiplies its input: named weight, two axes, no table of embeddings."""
     return name.endswith(".weight") and len(weights.shape(name)) == 2 and not _is_lookup(name)
+
+
+def _stored_by_inputs(weights: Weights) -> set[str]:
+    # as (d_in, d_out), as in Conv1D: a bias is as long as the second axis; a square weight with a bias is stored as the others are
+    biased = [name for name in weights.files if _is_linear(name, weights) and f"{name.removesuffix('weight')}bias" in weights.files]
+    sides = {name: (weights.shape(name), weights.shape(f"{name.removesuffix('weight')}bias")) for name in biased}
+    by_inputs = {name for name, (shape, bias) in sides.items() if bias == shape[1:]}
+    return by_inputs if any(shape[0] != shape[1] for shape, _ in (sides[name] for name in by_inputs)) else set()
 
 
 def _is_lookup(name: str) -> bool:
