@@ -10,7 +10,8 @@ from pathlib import Path
 
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import InvalidValue
-from anchorlora.paths import expanded
+from anchorlora.paths import expanded, nearest
+from anchorlora.store.adapter_config import CONFIG_FILE
 
 PATIENCE = 1.5  # seconds
 CONFIG = "config.json"
@@ -19,6 +20,15 @@ CONFIG = "config.json"
 def is_path(name: str) -> bool:
     """Return True if the name of a model is a path rather than a name on the hub."""
     return expanded(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def refuse_no_model(name: str) -> None:
+    """Refuse a path at which there is no model."""
+    if not is_path(name) or ((folder := expanded(name)) / CONFIG).is_file():
+        return
+    adapter = (folder / CONFIG_FILE).is_file()
+    more = "; it is an adapter's folder: give the base model of the adapter in its place" if adapter else nearest(folder)
+    raise InvalidValue(f"no model at {name}: it has no config.json{more}")
 
 
 def cached_folder(settings: BaseModelSettings) -> Path | None:

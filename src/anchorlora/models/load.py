@@ -28,10 +28,10 @@ from anchorlora.devices import chosen, has_bfloat16, reuse_freed_memory, type_na
 from anchorlora.errors import InvalidValue, MissingExtra, message_of
 from anchorlora.models.failures import cannot_be_loaded, read_model, reading, refuse_not_finite
 from anchorlora.models.families import family_of
-from anchorlora.models.hub import is_path
+from anchorlora.models.hub import is_path, refuse_no_model
 from anchorlora.models.tokenizer import of_adapter, read_tokenizer, with_template
 from anchorlora.models.trust import refuse_foreign
-from anchorlora.paths import expanded, nearest
+from anchorlora.paths import expanded
 from anchorlora.processes import sharding
 from anchorlora.store.adapter_config import CONFIG_FILE
 from anchorlora.store.record import read_record
@@ -259,12 +259,8 @@ def _origin(settings: BaseModelSettings, folder: Path | None = None) -> str | Pa
     folder = folder or embedded.folder(settings.model, "base_model")
     if folder is not None or not is_path(settings.model):
         return folder or settings.model
-    origin = expanded(settings.model)
-    if not (origin / "config.json").is_file():
-        adapter = (origin / CONFIG_FILE).is_file()
-        more = "; it is an adapter's folder: give the base model of the adapter in its place" if adapter else nearest(origin)
-        raise InvalidValue(f"no model at {settings.model}: it has no config.json{more}")
-    return origin
+    refuse_no_model(settings.model)
+    return expanded(settings.model)
 
 
 def _config(settings: BaseModelSettings, origin: str | Path, commit: str | None) -> PretrainedConfig:
@@ -282,9 +278,7 @@ def _config(settings: BaseModelSettings, origin: str | Path, commit: str | None)
 
 
 def source_of(settings: BaseModelSettings, commit: str | None = None) -> dict[str, Any]:
-    """Return what every loader is told about the source of files: no code of the model, unless allowed for one commit. `commit` is
-    what the revision now stands for, if known.
-    """
+    """Return what loaders are told about the source of files, of `commit` where it is known: no code, unless it is allowed."""
     code = settings.trust_remote_code
     if code is None:
         return {"revision": commit or settings.revision, "trust_remote_code": False}

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from anchorlora.cli.console import err, out
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import Failed
+from anchorlora.models.hub import refuse_no_model
 from anchorlora.text import amount
 from anchorlora_lab.cli.engines import StudyRequest
 from anchorlora_lab.grid.folder import remember, submitting
@@ -36,6 +37,8 @@ def run_all(planned: Sequence[Planned], engine: Engine, study: StudyRequest) -> 
     root = study.to
     for run in planned:
         run.refuse_another()
+        if study.engine_name == "local" and not run.done and (model := run.config.recipe.base_model.model) is not None:
+            refuse_no_model(model)
     done = sum(run.done for run in planned)
     remember([run.folder for run in planned], root)
     bar = bar_over(err)
