@@ -211,6 +211,9 @@ def test_a_method_of_ones_own_is_a_file(tmp_path, capsys):
     assert "displacement  |ΔA V| / |ΔA|" in capsys.readouterr().out
     assert main(["check", f"{tmp_path}/idea.py:other"]) == 2
     assert "defines no 'other'; methods in it: seq_lora, mine" in one_line(capsys)
+    assert main(["check", f"{tmp_path}/idea.py"]) == 2
+    assert "idea.py is a file, and a method is one of its variables, " in (line := one_line(capsys))
+    assert "idea.py:NAME; methods in it: seq_lora, mine" in line
     assert main(["check", f"{tmp_path}/no.py:mine"]) == 2
     assert "there is no file" in one_line(capsys)
 

@@ -17,7 +17,7 @@ from anchorlora.recipes.protocol import ORDERS
 
 def method_named(name: str) -> Method:
     """Return a method of the catalog, or one that a Python file defines."""
-    path, colon, variable = name.rpartition(":")
+    path, colon, variable = (name, ":", "") if name.endswith(".py") else name.rpartition(":")
     if not colon:
         return METHODS[name]
     if not Path(path).is_file():
@@ -25,7 +25,9 @@ def method_named(name: str) -> Method:
     known = vars(run_file(Path(path)))
     if variable not in known:
         there = [n for n, value in known.items() if isinstance(value, Method | AdapterPlan) and not isinstance(value, type)]
-        raise UnknownName(f"{path} defines no {variable!r}; methods in it: {', '.join(there) or 'none'}")
+        whole = f"{path} is a file, and a method is one of its variables, {path}:NAME"
+        wrong = f"{path} defines no {variable!r}" if variable else whole
+        raise UnknownName(f"{wrong}; methods in it: {', '.join(there) or 'none'}")
     try:
         method = Method.of(known[variable])
     except TypeError as error:
