@@ -132,6 +132,11 @@ def test_an_interval_that_ends_at_zero_ends_at_zero_whatever_rounding_does(seed)
     assert (low, f"{low:+.2f}") == (0.0, "+0.00")
 
 
+def test_so_does_an_interval_over_runs():
+    low, _ = paired_tests([dict(enumerate([0.3 - 0.1 - 0.2, 1.0, 2.0, 3.0, 0.1 + 0.2 - 0.3, 2.0]))])[0].interval
+    assert (low, f"{low:+.2f}") == (0.0, "+0.00")
+
+
 def test_an_interval_of_a_mean_is_that_of_the_test_against_zero():
     values = [70.0, 71.5, 69.0, 74.0, 72.5, 70.5, 71.0]
     assert mean_interval(values) == paired_tests([dict(enumerate(values))])[0].interval

@@ -66,7 +66,8 @@ def _patterns(n: int) -> list[tuple[int, ...]]:
 def _typical(changes: Sequence[float]) -> tuple[float, float] | None:
     """Hartigan's typical values: means of all parts of the sample, between which the true mean lies with equal probability."""
     parts = _patterns(len(changes))
-    means = sorted(fmean(part) for signs in parts[1:] if (part := [c for c, s in zip(changes, signs, strict=True) if s < 0]))
+    chosen = ([c for c, s in zip(changes, signs, strict=True) if s < 0] for signs in parts[1:])
+    means = sorted(round(fmean(part), 12) + 0.0 for part in chosen if part)  # zero where it is zero but for rounding, and never -0
     outside = math.floor((1 - LEVEL) / 2 * len(parts) + 1e-9)
     return (means[outside - 1], means[-outside]) if outside else None
 
