@@ -13,6 +13,7 @@ import time
 import pytest
 from rich.console import Console
 
+import records
 import small
 from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
@@ -79,7 +80,7 @@ def test_a_list_has_the_command_of_each_missing_run_and_starts_nothing(tmp_path,
     assert split.splitlines() == shlex.split(lines[0])
     assert main([*shlex.split(lines[0])[3:], "--dry-run"]) == 0
     capsys.readouterr()
-    (folders[0] / "record.json").write_text("{}")
+    (folders[0] / "record.json").write_text(records.record().as_json())
     assert main([*words, "--list", "--retry-failed"]) == 0
     asked = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert [each[4] for each in asked] == [str(root / f"sfor/order1-{seed}/config.yaml") for seed in (2, 3)]
@@ -258,7 +259,8 @@ def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, s
         "1 of 2 runs failed (idea.py-wrong/order2-1); the first one: exit status 2: RoutingOverlap needs the frozen rows"
         in said.err
     )
-    record = json.loads((tmp_path / "g/sfor/order2-1/record.json").read_text())
+    finished = tmp_path / "g/sfor/order2-1/record.json"
+    record = json.loads(finished.read_text())
     assert (record["order"], record["seed"]) == (list(small.ORDER[::-1]), 1)
     done = [word.replace(f",{idea}:wrong", "") for word in asked]
     assert main(done) == 0
@@ -266,6 +268,12 @@ def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, s
     for more in ([], ["--dry-run"], ["--list"]):
         assert main([*done, "--set", "learning_rate=0.01", *more]) == 2, "a finished run of other settings is not this one"
         assert "belongs to another configuration (recipe.training.learning_rate: " in capsys.readouterr().err
+    whole = finished.read_text()
+    for more in ([], ["--dry-run"], ["--list"]):
+        finished.write_text(whole.replace('"seed": 1', '"seed": 3'))
+        assert main([*done, *more]) == 2, "a damaged record is no finished run"
+        assert f"{finished} is not what was written" in one_line(capsys)
+    finished.write_text(whole)
     rows = small_benchmark / "SC/mood/train.json"
     before = rows.read_text()
     rows.write_text(json.dumps(json.loads(before)[::-1]))

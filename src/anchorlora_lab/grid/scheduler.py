@@ -21,6 +21,7 @@ from anchorlora.config import RunConfig
 from anchorlora.errors import INTERRUPTED
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.store.lock import POLL, Lease
+from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import RunFolder
 from anchorlora_lab.grid.folder import beside, failure, last_line, mark_failed
 from anchorlora_lab.grid.slots import Device, devices_for, freest
@@ -50,9 +51,11 @@ class Planned:
         """Refuse a finished run that is not this one: it would count as what nobody ran.
 
         Raises:
-            InvalidValue: It has another configuration.
+            InvalidValue: It has another configuration, or its record is damaged.
         """
         run = RunDirectory(self.folder)
+        if self.done:
+            read_record(run.record_file)
         if self.done and run.has_begun:  # collected records may come without a configuration
             run.refuse_another(self.config)
 
