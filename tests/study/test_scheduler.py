@@ -17,11 +17,13 @@ import records
 import small
 from anchorlora.cli.app import main
 from anchorlora.config import RunConfig
+from anchorlora.constraints import ActiveConstraint
 from anchorlora.errors import InvalidValue
+from anchorlora.methods import Shared
 from anchorlora.recipes import mini, standard_cl
 from anchorlora.runs.directory import RunDirectory
 from anchorlora_lab.cli.progress import bar_over
-from anchorlora_lab.grid.plan import GridAxes, plan, slug
+from anchorlora_lab.grid.plan import GridAxes, plan, rows, slug, starts
 from anchorlora_lab.grid.scheduler import LocalEngine, Planned
 from golden import one_line
 
@@ -313,6 +315,29 @@ def test_a_first_task_whose_state_was_deleted_is_named(tmp_path):
     with pytest.raises(InvalidValue, match="start-1/state/1 was deleted.*delete .*start-1 to train it again"):
         RunDirectory(tmp_path / "sfor-1").take_over(start, 1, "fruit")
     assert not (tmp_path / "sfor-1").exists()
+
+
+class Idle:
+    first_task, requires = 2, ()
+
+    def begin_task(self, anchor):
+        return ActiveConstraint()
+
+    def end_task(self, anchor):
+        return {}
+
+
+class Keeping(Idle):
+    def end_task(self, anchor):
+        return {layer.name: layer.rows("A") for layer in anchor.layers}
+
+
+def test_a_constraint_of_ones_own_is_traced_where_it_keeps_nothing_of_the_first_task(tmp_path):
+    begun = starts(mini(), small.ORDER, [1], tmp_path)
+    (row,) = rows(mini(), {"mine": Shared() + Idle()}, small.ORDER, begun, tmp_path)
+    assert row.start == begun[1].folder
+    with pytest.raises(InvalidValue, match="Keeping acts in it or keeps something of it"):
+        rows(mini(), {"mine": Shared() + Keeping()}, small.ORDER, begun, tmp_path)
 
 
 @pytest.mark.slow

@@ -12,9 +12,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from anchorlora.adapters import AdaptedLayer, Anchor
 from anchorlora.config import Recipe, RunConfig, differences
-from anchorlora.constraints.base import ProtectsPast
+from anchorlora.constraints.base import Constraint, ProtectsPast
 from anchorlora.errors import InvalidValue
+from anchorlora.geometry import Factors
 from anchorlora.methods import METHODS, Method, PerTask, Shared
 from anchorlora.paths import is_reserved
 from anchorlora.runs.provenance import changed_data
@@ -184,7 +188,7 @@ def _two(order: Sequence[str]) -> tuple[str, ...]:
 
 def _check(name: str, method: Method) -> None:
     """A method whose first task is not plain LoRA cannot start from the shared one."""
-    own = [type(c).__name__ for c in method.constraints if c.first_task == 1 or type(c).end_task is not ProtectsPast.end_task]
+    own = [type(c).__name__ for c in method.constraints if c.first_task == 1 or _keeps(c)]
     if method.plan not in (Shared(), PerTask()):
         own.append(type(method.plan).__name__)
     if own:
@@ -192,3 +196,13 @@ def _check(name: str, method: Method) -> None:
             f"{name} cannot start from a first task that all rows share: {own[0]} acts in it or keeps something of it; "
             "trace it in a run of its own with --set trace_points=64"
         )
+
+
+def _keeps(constraint: Constraint) -> bool:
+    if type(constraint).end_task is ProtectsPast.end_task:
+        return False
+    factors = Factors(torch.ones(1, 2), torch.ones(2, 1), 1.0)
+    try:  # one's own often says that it keeps nothing, as every constraint must say something
+        return bool(constraint.end_task(Anchor((AdaptedLayer("layer", factors, factors),))))
+    except Exception:  # it needs more of a task than factors
+        return True
