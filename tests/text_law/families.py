@@ -1,4 +1,4 @@
-"""Chat templates of seventeen families, in our own words, and tokenizers of six kinds, made here."""
+"""Chat templates of nineteen families, in our own words, and tokenizers of six kinds, made here."""
 
 import json
 from functools import cache
@@ -43,6 +43,13 @@ OPENED = (
     + ASK
     + "{{ '<|assistant|><think>\n' }}{%- endif %}"
 )
+SHUT = (  # as GLM-4.7's: opens a thought in the prompt, and of an answer without one writes its end alone
+    """{{- bos_token or '' }}{%- for m in messages %}{%- if m.role == 'assistant' %}
+{{- '<|assistant|>' + ('<think>' + m.reasoning_content if m.reasoning_content else '') + '</think>' + m.content + eos_token }}
+{%- else %}{{ '<|' + m.role + '|>' + m.content }}{%- endif %}{%- endfor %}"""
+    + ASK
+    + "{{ '<|assistant|><think>' }}{%- endif %}"
+)
 CHANNELS = (
     """{%- for m in messages %}{%- if m.role == 'assistant' %}{{ '<|start|>assistant' }}
 {%- if m.reasoning_content and loop.last %}{{ '<|channel|>analysis<|message|>' + m.reasoning_content + '<|end|><|start|>assistant' }}{%- endif %}
@@ -76,6 +83,10 @@ PIPES = (
     + ASK
     + "{{ '<|assistant|>\n' }}{%- endif %}"
 )
+LAST = """{{- bos_token or '' }}{%- set system = messages[0].content if messages[0].role == 'system' else '' %}
+{%- for m in messages[1 if system else 0:] %}{%- if m.role == 'user' %}
+{{- '[INST]' + (system + '\n\n' if system and loop.last else '') + m.content + '[/INST]' }}
+{%- else %}{{ m.content + eos_token }}{%- endif %}{%- endfor %}"""  # as Mistral Nemo's: the system message is the last question's
 SILENT = "{%- for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{%- endfor %}"
 LINES = "{%- for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{%- endfor %}" + ASK + "{{ 'assistant:' }}{%- endif %}"
 DEFAULT = "{%- if messages[0].role != 'system' %}{{ '<|im_start|>system\nBe of help.<|im_end|>\n' }}{%- endif %}" + CHATML
@@ -125,6 +136,8 @@ FAMILIES = {
     "drops-unknown-roles": DROPPING,
     "ruled": RULED,
     "tools-in-brackets": TOOLED,
+    "shut-thought": SHUT,
+    "system-last": LAST,
 }
 SPECIAL = [
     "<s>",

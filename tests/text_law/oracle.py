@@ -7,9 +7,18 @@ import re
 def turn(tokenizer, messages, i, tools=None):
     """Prompt and answer tokens of the assistant's message at place i, and the answer as a reader sees it."""
     how = {"tools": tools} if tools else {}
-    prompt = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True, **how)
-    whole = tokenizer.apply_chat_template(messages[: i + 1], tokenize=False, **how)
-    opened, closed = re.search(r"<(\w+)>\n\Z", prompt), re.search(r"<(\w+)>\n\n</\1>\n\n\Z", prompt)
+
+    def written(start):
+        """What a server is given, and the answered chat, from a message on."""
+        prompt = tokenizer.apply_chat_template(messages[start:i], tokenize=False, add_generation_prompt=True, **how)
+        return prompt, tokenizer.apply_chat_template(messages[start : i + 1], tokenize=False, **how)
+
+    prompt, whole = written(0)
+    if messages[0]["role"] == "system" and not whole.startswith(prompt) and whole == written(1)[1]:
+        before, whole = written(1)  # the system message is written where no answer follows; the answer is the same
+        assert whole.startswith(before)
+        whole = prompt + whole.removeprefix(before)
+    opened, closed = re.search(r"<(\w+)>\n?\Z", prompt), re.search(r"<(\w+)>\n\n</\1>\n\n\Z", prompt)
     if not whole.startswith(prompt) and closed:
         before = prompt[: closed.start()]
         assert whole.startswith(before)
@@ -19,7 +28,7 @@ def turn(tokenizer, messages, i, tools=None):
         before = prompt[: opened.start()]
         assert whole.startswith(before)
         answer = whole[len(before) :].lstrip("\n")
-        whole = f"{prompt}</{opened[1]}>\n\n{answer}"
+        whole = prompt + answer if answer.startswith(f"</{opened[1]}>") else f"{prompt}</{opened[1]}>\n\n{answer}"
     read = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
     first = next(k for k, (_, end) in enumerate(read.offset_mapping) if end > len(prompt))
     given, answer = read.input_ids[:first], read.input_ids[first:]

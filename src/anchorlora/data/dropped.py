@@ -25,14 +25,19 @@ def refuse_dropped(
     tools: Sequence[Mapping[str, Any]],
     *,
     whole: str,
+    asked: str | None = None,
     learned: Collection[int] = (),
 ) -> None:
-    """Refuse a chat of which the rendering lacks a message, a key of one, or the tools; `learned` are answers themselves."""
+    """Refuse a chat of which the rendering lacks a message, a key of one, or the tools. The template writes `whole`, and `asked` of
+    all but the last message, as a prompt; `learned` are answers themselves.
+    """
 
     def same(*changed: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = tools) -> bool:
         """Return whether the template writes other messages as it writes these."""
         try:
-            return write(changed, tools=tools) == whole
+            if write(changed, tools=tools) != whole:
+                return False
+            return asked is None or write(changed[:-1], tools=tools, asking=True) == asked
         except InvalidValue:
             return False
 
@@ -60,6 +65,7 @@ def refuse_dropped(
     position = 0
     for number, message in enumerate(messages, 1):
         role, last = message["role"], number == len(messages)
+        position = len(asked) if last and asked is not None else position
         words = every = str(message["content"]).strip()
         if role == "assistant":  # templates drop the thoughts of earlier turns, and write the last one's in their own way
             words = re.sub(r"\A\s*<(\w+)>.*?</\1>\s*", "", words, flags=re.DOTALL)

@@ -63,14 +63,15 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
     *before, reply = messages
     write = partial(render, location, tokenizer=tokenizer, tools=example.tools)
     whole, content = write(messages), str(reply["content"])
-    prompt = write(before, asking=True) if before else _opening(write, whole, reply)
+    asked = write(before, asking=True) if before else None
+    prompt = _opening(write, whole, reply) if asked is None else asked
     where, words = f"{location}: message {len(messages)} (role 'assistant')", thoughts.own_words(content, tokenizer)
     thoughts.refuse_split(where, words, whole, tokenizer)
     text, prompt = thoughts.joined(location, prompt, whole, messages, write)
     boundary = len(prompt)
     thoughts.refuse_second(where, text, boundary)
     start = _start(write, text, boundary, words, messages)
-    refuse_dropped(location, messages, text, write, example.tools, whole=whole, learned=example.learned)
+    refuse_dropped(location, messages, text, write, example.tools, whole=whole, asked=asked, learned=example.learned)
     if example.continued:
         boundary = _goes_on(where, text, (boundary, start, _end(write, text, messages)), content, example.continued)
         start = max(start, boundary)

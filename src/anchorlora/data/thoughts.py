@@ -78,6 +78,8 @@ def joined(location: str, prompt: str, whole: str, messages: Messages, write: Ca
         rest = whole[len(before_it) :].removeprefix(blank).lstrip("\n")
         if rest.lstrip().startswith(f"<{tag}>"):
             return prompt + rest.lstrip()[len(f"<{tag}>") :].lstrip("\n"), prompt
+        if rest.startswith(f"</{tag}>"):  # as GLM-4.7's, of an answer without a thought
+            return prompt + rest, prompt
         inline = re.match(rf"\s*<{tag}>(.*?)</{tag}>", str(reply["content"]), re.DOTALL)
         given = next((str(reply[key]) for key in THOUGHTS if reply.get(key)), inline[1] if inline else "")
         thought = f"{given.strip()}\n" if given.strip() or not prompt.endswith("\n") else ""  # closed at once, on a line of its own
@@ -86,15 +88,17 @@ def joined(location: str, prompt: str, whole: str, messages: Messages, write: Ca
     if closed and whole.startswith(prompt[: closed.start()]):
         rest = whole[closed.start() :]
         if not rest.startswith(closed[3] or f"<{closed[2]}>"):
-            return prompt + rest, prompt
+            return prompt + rest.removeprefix(f"</{closed[2]}>"), prompt
         raise InvalidValue(
             f"{location}: the tokenizer's chat template ends a prompt with an empty thought, {closed[0].strip()!r}, so this "
             "answer's would never be written; take it out, or give a template that leaves the thought to the model"
         )
     if whole.startswith(prompt.rstrip()):  # a blank that the template writes for the model alone
         return prompt + whole[len(prompt.rstrip()) :].lstrip(), prompt
-    for words in ({}, {"content": ""}):  # what stands beside earlier calls, which gpt-oss's template drops once an answer follows
-        fewer = [{k: v for k, v in m.items() if k not in THOUGHTS} | words if m.get("tool_calls") else m for m in before]
+    # dropped once an answer follows: what stands beside earlier calls by gpt-oss's template, the system message by Mistral Nemo's
+    called = [{k: v for k, v in m.items() if k not in THOUGHTS} if m.get("tool_calls") else m for m in before]
+    silent = [{**m, "content": ""} if m.get("tool_calls") else m for m in called]
+    for fewer in (called, silent, [m for m in before if m["role"] != "system"]):
         with suppress(InvalidValue):
             if write and write([*fewer, reply]) == whole:
                 later = write(fewer, asking=True)
@@ -179,7 +183,7 @@ def _key(tokenizer: Any, template: str, tag: str) -> str:
         once = rf"{THINKS}(?s:.*){ANSWERED}"
     else:
         inside = _written(tokenizer, f"<{tag}>\n{THINKS}\n</{tag}>\n\n{ANSWERED}")
-        if not re.search(rf"<{tag}>\s*(</{tag}>\s*)?<{tag}>\s*{THINKS}", inside):
+        if not re.search(rf"</?{tag}>\s*<{tag}>\s*{THINKS}", inside):
             return ""
     return next((key for key in THOUGHTS if re.search(once, _written(tokenizer, ANSWERED, key))), "")
 
