@@ -139,6 +139,9 @@ def test_a_thought_in_place_of_the_templates_empty_one_does_not_hide_the_answer(
     [
         ("<think>\ntwo and two\n</think>\n4", "", "4", "4"),  # a model that thinks, where the template writes nothing
         ("<think>\na\n</think>\n4", "", "<think>b</think>4", "<think>\na\n</think>\n4"),  # a thought that is the answer's own
+        ("<think>\ntwo and two\n</think>\n<call>4</call>", "", "<call>4</call>", "<call>4</call>"),
+        ("<my:think>two and two</my:think>4", "", "4", "4"),
+        ("<my:think>two and two</my:think>4", "</my:think>", "4", "4"),  # in place of none, which the template closes at once
         ("<b>4</b> is right", "", "4", "<b>4</b> is right"),
         ("final4", "final", "4", "4"),  # a channel of answers, as the tokenizer writes it without marks
         ("the final 4", "final", "4", "the final 4"),

@@ -575,7 +575,7 @@ def test_a_call_in_content_is_the_answer_and_no_thought_though_the_template_has_
         assert [TASK.answer(said, e.example).scores["exact_match"] for said in (call, other, "")] == [1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("prompt", ["<why></why>", ""])
+@pytest.mark.parametrize("prompt", ["<why></why>", "<my:why></my:why>", ""])
 def test_a_tag_is_one_of_a_thought_where_the_template_closes_or_writes_one(prompt):
     tokenizer = prepared("chatml", "bytes")
     tokenizer.chat_template = FAMILIES["chatml"].replace("assistant\n'", f"assistant\n{prompt}'")
@@ -584,7 +584,9 @@ def test_a_tag_is_one_of_a_thought_where_the_template_closes_or_writes_one(promp
             "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
             "{%- if m.thinking %}{{ '<why>' + m.thinking + '</why>' }}{%- endif %}{{ m.content + '<|im_end|>\n' }}{%- endfor %}"
         )
-    assert own_words("<why>so</why> 4", tokenizer) == "4"
+    tag = re.match(r"<([\w:]+)>", prompt)
+    why = tag[1] if tag else "why"
+    assert own_words(f"<{why}>so</{why}> 4", tokenizer) == "4"
     assert own_words("<b>so</b> 4", tokenizer) == "<b>so</b> 4"
 
 

@@ -68,8 +68,8 @@ def refuse_dropped(
         position = len(asked) if last and asked is not None else position
         words = every = str(message["content"]).strip()
         if role == "assistant":  # templates drop the thoughts of earlier turns, and write the last one's in their own way
-            words = re.sub(r"\A\s*<(\w+)>.*?</\1>\s*", "", words, flags=re.DOTALL)
-            every = re.sub(r"</?\w+>", " ", every)
+            words = re.sub(r"\A\s*<([\w:]+)>.*?</\1>\s*", "", words, flags=re.DOTALL)
+            every = re.sub(r"</?[\w:]+>", " ", every)
         at, length = _find(words, text, position)
         if (at < 0 and number - 1 not in learned) or (role not in ("user", "assistant") and not (number <= before and as_before())):
             other = {**message, "content": f"{ANSWERED} {words}"}

@@ -185,7 +185,7 @@ def _call_start(write: Write, text: str, boundary: int, content: str, messages: 
     for key in thoughts.THOUGHTS:  # some templates write one beside calls alone
         thought = str(messages[-1].get(key) or "").strip()
         at = text.find(thought, start) if thought else -1
-        closed = re.compile(r"\s*(</\w+>|<\w+\|>)").match(text, at + len(thought)) if at >= 0 else None
+        closed = re.compile(r"\s*(</[\w:]+>|<\w+\|>)").match(text, at + len(thought)) if at >= 0 else None
         start = closed.end() if closed else start
     return start
 

@@ -17,10 +17,10 @@ from anchorlora.errors import InvalidValue
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a message
 TAGS = ("think", "thinking", "thought", "reasoning")  # of a thought in `content`, whatever the template calls one
-OPENED = re.compile(r"<(\w+)>\s*\Z")  # a thought that the template opens in the prompt
-THOUGHT = re.compile(r"\s*<(\w+)>(.*?)</\1>(.*)\Z", re.DOTALL)  # before an answer's words
-EMPTY = re.compile(r"(<(\w+)>\s*</\2>|(<\|(\w+)>)\w*\s*<\4\|>)\s*\Z")  # one that it closes there at once
-CLOSED = re.compile(r"</\w+>\s*\Z")
+OPENED = re.compile(r"<([\w:]+)>\s*\Z")  # a thought that the template opens in the prompt
+THOUGHT = re.compile(r"\s*<([\w:]+)>(.*?)</\1>(.*)\Z", re.DOTALL)  # before an answer's words
+EMPTY = re.compile(r"(<([\w:]+)>\s*</\2>|(<\|(\w+)>)\w*\s*<\4\|>)\s*\Z")  # one that it closes there at once
+CLOSED = re.compile(r"</[\w:]+>\s*\Z")
 THINKS = "anchorlorawouldthink"  # words that no template writes
 
 
@@ -63,8 +63,14 @@ def end_of_thought(tokenizer: Any, template: str) -> tuple[int, ...]:
 def extract_answer(text: str, lead: str, gold: str) -> str:
     """Return what a generated text answers: its words, without a thought where the right answer has none."""
     words = without_lead(text, lead)
-    thought = THOUGHT.match(words)
-    return thought[3].strip() if thought and thought[1] in TAGS and not THOUGHT.match(gold) else words
+    thought = _thought_in(words)
+    return thought[3].strip() if thought and not _thought_in(gold) else words
+
+
+def _thought_in(text: str) -> re.Match[str] | None:
+    """The thought that a text begins with, in usual tags; a call in tags of its own is none."""
+    begun = THOUGHT.match(text)
+    return begun if begun and begun[1].rpartition(":")[2] in TAGS else None
 
 
 def joined(location: str, prompt: str, whole: str, messages: Messages, write: Callable[..., str] | None = None) -> tuple[str, str]:
@@ -128,7 +134,7 @@ def refuse_second(where: str, text: str, boundary: int) -> None:
             "take it out, or give the rendered text as prompt and completion"
         )
     answer = text[begun.start() if begun else boundary :]
-    empty = re.match(r"\s*<(\w+)>\s*</\1>\s*", answer)
+    empty = re.match(r"\s*<([\w:]+)>\s*</\1>\s*", answer)
     if empty and (answer.startswith(f"<{empty[1]}>", empty.end()) or f"</{empty[1]}>" in answer[empty.end() :]):
         raise InvalidValue(
             f"{where} holds a thought, and the tokenizer's chat template writes an empty one before it; begin the message with "
@@ -169,7 +175,7 @@ def _tags(tokenizer: Any, template: str) -> frozenset[str]:
     tags = set(TAGS)
     for reply in ((), (ANSWERED,), *((ANSWERED, key) for key in THOUGHTS)):
         text = _written(tokenizer, *reply).partition(ASKED)[2]
-        closed = re.search(rf"<(\w+)>\s*(?:{THINKS}\s*)?</\1>\s*(?:{ANSWERED}|\Z)", text)
+        closed = re.search(rf"<([\w:]+)>\s*(?:{THINKS}\s*)?</\1>\s*(?:{ANSWERED}|\Z)", text)
         begun = closed or (None if reply else OPENED.search(text))
         tags |= {begun[1]} if begun else set()
     return frozenset(tags)
