@@ -24,13 +24,11 @@ def refuse_dropped(
     write: Write,
     tools: Sequence[Mapping[str, Any]],
     *,
-    whole: str,
-    asked: str | None = None,
+    whole: str,  # what the template writes
+    asked: str | None = None,  # and of all but the last message, as a prompt
     learned: Collection[int] = (),
 ) -> None:
-    """Refuse a chat of which the rendering lacks a message, a key of one, or the tools. The template writes `whole`, and `asked` of
-    all but the last message, as a prompt; `learned` are answers themselves.
-    """
+    """Refuse a chat of which the rendering lacks a message, a key of one, or the tools; `learned` are answers themselves."""
 
     def same(*changed: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = tools) -> bool:
         """Return whether the template writes other messages as it writes these."""

@@ -68,8 +68,7 @@ def extract_answer(text: str, lead: str, gold: str) -> str:
 
 
 def _thought_in(text: str) -> re.Match[str] | None:
-    """The thought that a text begins with, in usual tags; a call in tags of its own is none."""
-    begun = THOUGHT.match(text)
+    begun = THOUGHT.match(text)  # or a call in tags of its own, which is none
     return begun if begun and begun[1].rpartition(":")[2] in TAGS else None
 
 
