@@ -102,6 +102,22 @@ def test_rows_that_are_longer_than_a_window_change_no_text_where_every_prompt_fi
     assert decode(model, prompts, Answering({tokenizer.eos_token_id}, 12, drafts)) == tokens
 
 
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("batch", [1, 64])
+def test_an_answer_ends_where_the_model_has_no_more_positions(how, batch, tokenizer, encoded, generated):
+    """Of the longest prompts, three tokens can be read again; a token more is generated, and of shorter ones all."""
+    model, (_, tokens) = adapted(models.gpt2, tokenizer), generated(models.gpt2)
+    most = max(len(e.prompt) for e in encoded) + 3
+    model.config.n_positions, model.transformer.wpe = most, torch.nn.Embedding.from_pretrained(model.transformer.wpe.weight[:most])
+    expected = [row[: min(8, most - len(e.prompt) + 1)] for row, e in zip(tokens, encoded, strict=True)]
+    assert {4, 8} <= {len(row) for row in expected}
+    scorer = Scorer(model, tokenizer, max_new_tokens=8, batch=batch, device=CPU, **HOW[how])
+    texts = [tokenizer.decode(row, skip_special_tokens=True).strip() for row in expected]
+    assert [a.text for a in scorer.score(TASK, encoded)] == texts
+    drafts = [(*row, 3, 4) for row in tokens]
+    assert [text.strip() for text in scorer.texts([e.prompt for e in encoded], likely=drafts)] == texts
+
+
 def greedy(model, prompts, tokens):
     """New tokens of each prompt, one prompt at a time; random weights end no answer."""
     with torch.no_grad():

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,11 +39,16 @@ def drafts_of(answers: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Answering:
-    """The tokens and the length that end an answer, and likely answers as drafts."""
+    """The tokens and the length that end an answer, and likely answers as drafts; a model may have so many positions alone."""
 
     stops: Collection[int]
     max_new_tokens: int
     drafts: Drafts = field(default_factory=dict)
+    positions: int = sys.maxsize
+
+    def room(self, prompt: int) -> int:
+        """Return the most tokens of an answer to a prompt of so many; the last one is not read, so it has no position."""
+        return min(self.max_new_tokens, self.positions - prompt + 1)
 
     def begun(self, likeliest: Sequence[int], right: Sequence[int]) -> list[int]:
         """Return the beginning of a greedy answer, given the likeliest tokens in place of those of the right one."""
@@ -50,9 +56,9 @@ class Answering:
         ended = next((i for i, token in enumerate(likeliest) if token in self.stops), same)
         return list(likeliest[: min(same, ended, self.max_new_tokens - 1) + 1])
 
-    def is_complete(self, answer: Sequence[int]) -> bool:
+    def is_complete(self, answer: Sequence[int], room: int) -> bool:
         """Return True if an answer is complete."""
-        return answer[-1] in self.stops or len(answer) >= self.max_new_tokens
+        return answer[-1] in self.stops or len(answer) >= room
 
 
 @dataclass(frozen=True)
@@ -83,29 +89,31 @@ def decode(model: nn.Module, prompts: Sequence[Sequence[int]], how: Answering, *
 def finish(model: nn.Module, begun: Sequence[Begun], how: Answering) -> list[list[int]]:
     """Return the complete answers of all rows, from their beginnings."""
     answers = [list(answer) for part in begun for answer in part.answers]
-    rows = [i for i, answer in enumerate(answers) if not how.is_complete(answer)]
+    read = [len(there) for part in begun for there in part.places]
+    rooms = [how.room(count - len(answer) + 1) for count, answer in zip(read, answers, strict=True)]
+    rows = [i for i, answer in enumerate(answers) if not how.is_complete(answer, rooms[i])]
     if not rows:
         return answers
-    parts = list[tuple[Any, Sequence[Tensor]]]()
+    parts, numbers = list[tuple[Any, Sequence[Tensor]]](), iter(range(len(answers)))
     for part in begun:
-        unfinished = [there for there, answer in zip(part.places, part.answers, strict=True) if not how.is_complete(answer)]
+        unfinished = [there for there, i in zip(part.places, numbers, strict=False) if i in rows]
         parts += [(part.kept, unfinished)] if unfinished else []
-    state, window = _Rows.of(model, parts), window_of(model)
+    state, window = _Rows.of(model, parts, how.positions), window_of(model)
     if window is not None and int(state.lengths.max()) + how.max_new_tokens > window:
         how = replace(how, drafts={})  # what is left of drafts that were not accepted would count as tokens of the window
-    following = _accept_drafts(model, state, [answers[i] for i in rows], how)
-    while going := [i for i, row in enumerate(rows) if not how.is_complete(answers[row])]:
+    following = _accept_drafts(model, state, [answers[i] for i in rows], [rooms[i] for i in rows], how)
+    while going := [i for i, row in enumerate(rows) if not how.is_complete(answers[row], rooms[row])]:
         if len(going) < LEAVE * len(rows):
             state.select(going)
             rows, following = [rows[i] for i in going], [following[i] for i in going]
         following = [tokens[-1] for tokens in state.step(model, [(token,) for token in following])]
         for row, token in zip(rows, following, strict=True):
-            if not how.is_complete(answers[row]):
+            if not how.is_complete(answers[row], rooms[row]):
                 answers[row].append(token)
     return answers
 
 
-def _accept_drafts(model: nn.Module, state: _Rows, answers: Sequence[list[int]], how: Answering) -> list[int]:
+def _accept_drafts(model: nn.Module, state: _Rows, answers: Sequence[list[int]], rooms: Sequence[int], how: Answering) -> list[int]:
     """Accept of each draft what the model would have generated, and return the token that each row goes on from."""
     following = [answer[-1] for answer in answers]
     drafts = [how.drafts.get(answer[0], (answer[0],)) if len(answer) == 1 else (answer[-1],) for answer in answers]
@@ -113,9 +121,9 @@ def _accept_drafts(model: nn.Module, state: _Rows, answers: Sequence[list[int]],
         return following
     fed = [draft[:-1] if len(draft) > 1 and draft[-1] in how.stops else draft for draft in drafts]
     accepted = []
-    for answer, draft, tokens in zip(answers, drafts, state.step(model, fed), strict=True):
+    for answer, room, draft, tokens in zip(answers, rooms, drafts, state.step(model, fed), strict=True):
         count = 1
-        while count <= len(tokens) and not how.is_complete(answer):
+        while count <= len(tokens) and not how.is_complete(answer, room):
             answer.append(tokens[count - 1])
             if count >= len(draft) or answer[-1] != draft[count]:
                 break
@@ -128,11 +136,11 @@ def _accept_drafts(model: nn.Module, state: _Rows, answers: Sequence[list[int]],
 class _Rows:
     """Prompts that a model has read, a batch row each, with what attention keeps of them."""
 
-    def __init__(self, argument: str, cache: Any, mask: Tensor, lengths: Tensor) -> None:
-        self.argument, self.cache, self.mask, self.lengths = argument, cache, mask, lengths
+    def __init__(self, argument: str, cache: Any, mask: Tensor, lengths: Tensor, most: int) -> None:
+        self.argument, self.cache, self.mask, self.lengths, self.most = argument, cache, mask, lengths, most
 
     @classmethod
-    def of(cls, model: nn.Module, parts: Sequence[tuple[Any, Sequence[Tensor]]]) -> _Rows:
+    def of(cls, model: nn.Module, parts: Sequence[tuple[Any, Sequence[Tensor]]], most: int) -> _Rows:
         """Give each prompt a row of its own, padded on the left, with what attention keeps of its places in its packed row."""
         prompts = [places for _, part in parts for places in part]
         device, mask = next(model.parameters()).device, left_padded([torch.ones(len(places)) for places in prompts], 0)
@@ -147,7 +155,7 @@ class _Rows:
             keys = torch.cat([own_rows(layer.keys, index) for layer, index in zip(layers, indices, strict=True)])
             values = torch.cat([own_rows(layer.values, index) for layer, index in zip(layers, indices, strict=True)])
             cache.update(keys, values, number)
-        return cls(argument, cache, mask.to(device), torch.tensor(list(map(len, prompts)), device=device))
+        return cls(argument, cache, mask.to(device), torch.tensor(list(map(len, prompts)), device=device), most)
 
     def step(self, model: nn.Module, tokens: Sequence[Sequence[int]]) -> list[list[int]]:
         """Read tokens in every row; return the token that follows each of them."""
@@ -156,7 +164,7 @@ class _Rows:
         ids = torch.tensor([[*row, *[row[-1]] * (longest - len(row))] for row in tokens], device=device)
         there = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in tokens], device=device)
         self.mask = torch.cat([self.mask, there], 1)
-        positions = self.lengths[:, None] + torch.arange(longest, device=device)
+        positions = (self.lengths[:, None] + torch.arange(longest, device=device)).clamp(max=self.most - 1)  # of complete rows
         kept = {self.argument: self.cache}
         outputs: Any = model(input_ids=ids, attention_mask=self.mask, position_ids=positions, use_cache=True, **kept)
         self.lengths = self.lengths + there.sum(1)

@@ -9,6 +9,7 @@ this; in bfloat16 it can, where two tokens are nearly tied.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from anchorlora.data.templates import stop_ids
 from anchorlora.data.thoughts import decode_answer
 from anchorlora.devices import in_float64
 from anchorlora.models.head import LARGE, leaving_out, of_own_rows, plain_head, token_scores
-from anchorlora.models.load import cache_argument, cache_in, ends_of, may_be_masked, pad_of, whole_cache
+from anchorlora.models.load import cache_argument, cache_in, ends_of, limits_in, may_be_masked, pad_of, whole_cache
 from anchorlora.models.packing import packed
 from anchorlora.processes import ALONE, Processes
 
@@ -93,7 +94,8 @@ class Scorer:
         return [replace(a, scores={**a.scores, LOSS: of_right[LOSS]}) for a, of_right in zip(answers, losses, strict=True)]
 
     def _answering(self, longest: int | None, likely: Sequence[Sequence[int]]) -> Answering:
-        return Answering(stop_ids(self.tokenizer, ends_of(self.model)), longest or self.max_new_tokens, drafts_of(likely))
+        stops, drafts = stop_ids(self.tokenizer, ends_of(self.model)), drafts_of(likely)
+        return Answering(stops, longest or self.max_new_tokens, drafts, limits_in(self.model)["positions"] or sys.maxsize)
 
     def texts(
         self,
@@ -115,7 +117,8 @@ class Scorer:
             return dict(zip(batch, self._decoded(how, rows), strict=True))
 
         texts = {i: known[i] for i in order if i in known}
-        batches = group_items(order, self.batch, lambda i, before: 1)
+        alone = [how.room(len(prompt)) < how.max_new_tokens for prompt in prompts]  # padded, all would end where one has to
+        batches = group_items(order, self.batch, lambda i, before: self.batch if alone[i] else 1)
         if self.packed:
             packed_rows = group_items(order, TOKENS * self.batch, lambda i, before: len(prompts[i]))
             batches = ([i for row in rows for i in row] for rows in _together(packed_rows, self.batch))
@@ -134,7 +137,7 @@ class Scorer:
             ids = self.model.generate(  # type: ignore[operator]  # of any causal language model
                 input_ids=inputs["input_ids"].to(self.device),
                 attention_mask=inputs["attention_mask"].to(self.device),
-                max_new_tokens=how.max_new_tokens,
+                max_new_tokens=min(how.room(len(prompt)) for prompt in prompts),
                 eos_token_id=sorted(how.stops),
                 **{cache_argument(GenerationMixin.prepare_inputs_for_generation): prefix.cache_for(len(prompts))},
             )
