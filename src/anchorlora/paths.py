@@ -40,6 +40,11 @@ def expanded(place: str | Path) -> Path:
         raise InvalidValue(f"{str(place)!r:.90} begins with the home folder of an unknown user; write out the path") from None
 
 
+def start_of(path: str | Path) -> str:
+    """Return the end of an error message about a path that is not what it was: where relative ones begin, if it is one."""
+    return "" if expanded(path).is_absolute() else f"; relative paths begin at the working folder, {Path.cwd()}"
+
+
 def nearest(path: Path, *, files: bool = False) -> str:
     """Return the end of an error message: folders, or files too, with names like that of a missing one; empty if there are none."""
     parent = path.parent

@@ -92,6 +92,18 @@ def test_a_run_on_a_relative_place_goes_on_unless_a_file_was_changed(tmp_path, m
     (tmp_path / "out/record.json").unlink()
     assert main(asked) == 2
     assert "data/C-STANCE/train.json is not what this run began with" in one_line(capsys)
+    path.write_text(path.read_text().removesuffix("\n"))
+    monkeypatch.chdir(tmp_path / "data/C-STANCE")
+    asked[-1] = absolute[-1] = str(tmp_path / "out")
+    told = {
+        "is not what this run began with: it is missing; ": asked,
+        "belongs to another configuration (recipe.tasks.data: 'data' -> ": absolute,
+        "data is not a folder; ": [*asked[:-1], str(tmp_path / "another")],
+    }
+    for reason, words in told.items():
+        assert main(words) == 2
+        assert reason in (said := one_line(capsys))
+        assert said.endswith(f"; relative paths begin at the working folder, {tmp_path / 'data/C-STANCE'}\n")
 
 
 def test_places_of_data_are_found_where_they_were_read(tmp_path):

@@ -17,7 +17,7 @@ from anchorlora.data.manifest import LARGEST, OFFICIAL, FileFacts, Manifest, fac
 from anchorlora.data.prompts import AnyTask, Task
 from anchorlora.data.samples import Example
 from anchorlora.errors import InvalidValue, UnknownName, nearest_names
-from anchorlora.paths import name_of_task, nearest
+from anchorlora.paths import name_of_task, nearest, start_of
 from anchorlora.store.json import read_file
 
 INSTRUCTIONS_FILE = "instruction_config.json"
@@ -87,7 +87,7 @@ class Benchmark:
 
     def __post_init__(self) -> None:
         if not self.root.is_dir():
-            near = nearest(self.root)
+            near = nearest(self.root) or start_of(self.root)
             raise InvalidValue(f"{self.root} is not a folder; give a CL_Benchmark folder (anchorlora data import makes one){near}")
         self._manifest = Manifest.beside(self.root)
         self._groups = {path.parent.name: path.parent for path in sorted(self.root.glob("*/*/labels.json"))}

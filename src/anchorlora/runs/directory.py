@@ -19,6 +19,7 @@ from anchorlora.continual.callback import ResumePoint, TaskState
 from anchorlora.continual.past import Past
 from anchorlora.errors import InvalidValue
 from anchorlora.features.files import read_tensors
+from anchorlora.paths import start_of
 from anchorlora.runs.checkpoint import (
     REMEMBERED,
     Checkpoint,
@@ -92,10 +93,12 @@ class RunDirectory(RunFolder):
 
     def refuse_another(self, config: RunConfig) -> None:
         """Check that a run that has begun here is the one that is asked for."""
-        if changed := differences(self.read_config(), config, self._same):
+        known = self.read_config()
+        if changed := differences(known, config, self._same):
+            begins = start_of(known.recipe.tasks.data or "/") if any("tasks.data: " in field for field in changed) else ""
             raise InvalidValue(
                 f"{self.config_file} belongs to another configuration ({'; '.join(changed[:3])}"
-                f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out"
+                f"{f'; and {len(changed) - 3} more' if len(changed) > 3 else ''}); choose another --out{begins}"
             )
 
     def _same(self, was: Any, now: Any) -> bool:

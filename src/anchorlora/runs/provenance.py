@@ -26,7 +26,7 @@ from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import LoadedModel, device_of
 from anchorlora.models.tokenizer import reads_clock
-from anchorlora.paths import expanded
+from anchorlora.paths import expanded, start_of
 from anchorlora.processes import launched, sharding
 from anchorlora.store.adapter_config import WEIGHTS_FILE
 from anchorlora.store.record import Record
@@ -136,15 +136,15 @@ class Provenance:
     def _refuse(self, path: Path | str, was: str | None, now: str | None, *, counted: bool = True) -> None:
         if was == now:
             return
-        how, remedy = f"its hash differs from that in {self.path}", "put it back"
+        how, remedy, begins = f"its hash differs from that in {self.path}", "put it back", ""
         if now is None:
-            how = "it is missing"
+            how, begins = "it is missing", start_of(path)
         elif not counted:
             how = f"{self.path} has no hash of it: it was added, or the anchorlora that began the run did not count it"
             remedy = "take it away if it was added"
         elif was is None:
             how, remedy = "it was not there", "take it away"
-        raise InvalidValue(f"{path} is not what this run began with: {how}; {remedy}, or begin again with another --out")
+        raise InvalidValue(f"{path} is not what this run began with: {how}; {remedy}, or begin again with another --out{begins}")
 
     def _write(self, hashes: Mapping[str, str | None]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
