@@ -106,6 +106,19 @@ def test_a_run_on_a_relative_place_goes_on_unless_a_file_was_changed(tmp_path, m
         assert said.endswith(f"; relative paths begin at the working folder, {tmp_path / 'data/C-STANCE'}\n")
 
 
+def test_a_finished_run_names_a_saved_data_set_that_was_changed_since(tmp_path, capsys):
+    datasets = pytest.importorskip("datasets")
+    rows = [{"prompt": f"What comes after {i}?", "completion": str(i + 1)} for i in range(20)]
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "tasks.yaml").write_text("tasks: {sums: {train: saved}}")
+    asked = ["run", "mini", *FEW, "--data", str(tmp_path / "tasks.yaml"), "--set", "epochs=1", "--out", str(tmp_path / "out")]
+    for changed in (False, False, True):
+        if changed:
+            datasets.Dataset.from_list(rows[1:]).save_to_disk(str(tmp_path / "saved"))
+        assert main(asked) == 0
+        assert (f"{tmp_path}/saved was changed since" in " ".join(capsys.readouterr().err.split())) is changed
+
+
 def test_places_of_data_are_found_where_they_were_read(tmp_path):
     (tmp_path / "rows.jsonl").write_text("{}")
     place = str(tmp_path / "rows.jsonl")

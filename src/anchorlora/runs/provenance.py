@@ -21,7 +21,7 @@ import torch
 from anchorlora import embedded
 from anchorlora.config import Recipe, Start
 from anchorlora.data import Benchmark, TaskSource
-from anchorlora.data.sample_files import HUB
+from anchorlora.data.sample_files import HUB, facts_of_data
 from anchorlora.devices import device_name
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import LoadedModel, device_of
@@ -157,17 +157,21 @@ def _place(name: str | None, part: str) -> Path:
 
 def _file(folder: Path, name: str, *, of_data: bool) -> Path | None:
     """A file of a model or of data; None for data that is no file, whose rows are compared when they are read."""
-    path = folder / name
-    if of_data and not path.exists() and (HUB.fullmatch(name) or expanded(name).exists()):
-        path = expanded(name)  # data that is listed has a place of its own
+    path = _data_at(folder, name) if of_data else folder / name
     return None if of_data and (path.is_dir() or HUB.fullmatch(str(path))) else path
 
 
+def _data_at(folder: Path, name: str) -> Path:
+    """Where data lies: in a folder, or, if it is listed, in a place of its own."""
+    path = folder / name
+    return expanded(name) if not path.exists() and (HUB.fullmatch(name) or expanded(name).exists()) else path
+
+
 def changed_data(record: Record, recipe: Recipe) -> list[Path]:
-    """Return the data files of a finished run that are there and are not what it read."""
+    """Return the data files and saved data sets of a finished run that are there and are not what it read."""
     folder = _place(recipe.tasks.data, "data")
-    files = {_file(folder, name, of_data=True): facts.sha256 for name, facts in record.data.items()}
-    return [file for file, was in files.items() if file is not None and file.is_file() and sha256(file) != was]
+    data = {_data_at(folder, name): facts.sha256 for name, facts in record.data.items()}
+    return [path for path, was in data.items() if path.exists() and facts_of_data(str(path)).sha256 != was]
 
 
 def _below(part: str, hashes: Hashes) -> Hashes:
