@@ -23,6 +23,7 @@ from anchorlora import embedded
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
 from anchorlora.errors import Interrupted, InvalidValue
+from anchorlora.features import read_cores
 from anchorlora.methods import METHODS
 from anchorlora.models.load import load_base_model
 from anchorlora.models.trust import refuse_foreign
@@ -397,6 +398,18 @@ def test_a_skill_too_short_for_a_core_is_refused_before_training(data, tmp_path,
     said = refused(words, capsys, "short has 2 different tokens, but a core needs at least 4 feature rows; give more text")
     assert "training" not in said
     assert not (tmp_path / "out").exists()
+
+
+def test_a_skill_whose_rows_are_alike_leaves_the_directions_that_there_are_and_kept_rows_are_refused(data, tmp_path, capsys):
+    """Of 16 tokens that rows are made from, few are others than one that is said again and again."""
+    alike = [{"text": "a " * 60 + "b c d e" * (number == 7)} for number in range(30)]
+    file, few = written(tmp_path / "alike.jsonl", alike), ["--method", "inc-lora-hard", "--set", "epochs=1", "--set", "rows=16"]
+    words = ["train", data["model"], "--data", file, "--keep", data["reviews"], *FEW, *NARROW, *few, "--out"]
+    assert main([*words, str(tmp_path / "out")]) == 0
+    assert read_cores(tmp_path / "out/skill/after/cores.safetensors")
+    said = ", but a core needs at least 4; give more varied text, or lower at_least"
+    words[3], words[5] = data["news"], file
+    refused([*words, str(tmp_path / "kept")], capsys, said)
 
 
 def test_a_rank_that_the_fold_would_cut_is_refused_with_a_way_out(data, tmp_path, capsys):

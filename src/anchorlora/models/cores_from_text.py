@@ -175,6 +175,7 @@ def cores_from_data(
         rows_of_its_own = own_text(adapted, tokenizer, count=own, seed=seed, max_tokens=min(room, OWN_TOKENS), room=room)
         samples = read_samples(rows_of_its_own)
     made = cores_of_samples(adapted, tokenizer, samples, replace(rule, max_tokens=room), device=base_model.device)
+    refuse_alike(made.layers, rule.at_least)
     origin = {
         "model": {"name": base_model.name, "sha256": base_model.sha256, "dtype": base_model.dtype},
         "adapter_sha256": None if folder is None else sha256(folder / WEIGHTS_FILE),
@@ -203,7 +204,6 @@ def cores_of_samples(
     store, used = _read(adapted, tokenizer, samples, rule, device=device, watch=watch)
     _refuse_few(store, rule.at_least)
     layers = store.decompose(energy=rule.energy, at_least=rule.at_least, at_most=rule.at_most, wide=rule.at_most)
-    _refuse_alike(layers, rule.at_least)
     origin = {
         "examples": {"given": len(samples), "used": used},
         "rule": asdict(rule),
@@ -308,12 +308,13 @@ def _refuse_few(store: FeatureStore, at_least: int) -> None:
         )
 
 
-def _refuse_alike(layers: Mapping[str, LayerCore], at_least: int) -> None:
+def refuse_alike(layers: Mapping[str, LayerCore], at_least: int) -> None:
+    """Refuse text whose feature rows span fewer directions than a core is to have."""
     for layer, made in layers.items():
         if made.core.k < at_least:
             raise InvalidValue(
                 f"the {made.rows} feature rows at {layer} span only {amount(made.core.k, 'direction')}, but a core needs at least "
-                f"{at_least}; give more varied text, or lower --at-least"
+                f"{at_least}; give more varied text, or lower at_least"
             )
 
 

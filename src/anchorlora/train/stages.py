@@ -49,7 +49,7 @@ from anchorlora.data.text import count_rows, token_ids
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import JoinedCore, joined_within
 from anchorlora.methods import Method
-from anchorlora.models.cores_from_text import CoreRule, MadeCores, Watch, cores_of_samples
+from anchorlora.models.cores_from_text import CoreRule, MadeCores, Watch, cores_of_samples, refuse_alike
 from anchorlora.models.load import ends_of, template_note
 from anchorlora.models.own_text import OWN_TOKENS, defects, own_text
 from anchorlora.models.packing import unpackable
@@ -145,6 +145,7 @@ def before(teaching: Teaching) -> None:
             continue
         if part.cores is None:
             made = _cores(session, adapted, part.samples, recipe, teaching.begin(f"finding what to protect of {part.name}"))
+            refuse_alike(made.layers, recipe.features.at_least)  # fewer of the skill itself, once it is trained, are enough
             part.facts, cores = {**part.facts, **made.origin}, kept.new_cores(part.name, made.layers)
         elif any(part.name in core.energy for core in union.values()):
             continue  # one run's cores stand for all that it kept
