@@ -23,6 +23,7 @@ from anchorlora.errors import InvalidValue
 from anchorlora.export.export import Request, export, logits_of
 from anchorlora.export.source import export_source
 from anchorlora.geometry import Factors, scaled_change
+from anchorlora.store import files
 from anchorlora.store.export import read_export
 
 EPS = torch.finfo(torch.float32).eps
@@ -413,6 +414,25 @@ def test_an_export_appears_whole_or_not_at_all(run, tmp_path):
     ask(run, tmp_path / "out")
     with pytest.raises(ValueError, match="out exists already; an export is written once, choose another --out"):
         ask(run, tmp_path / "out")
+
+
+@pytest.mark.parametrize("moment", ["while it fills its folder", "once it has filled it"])
+def test_of_two_exports_at_once_the_second_ends_in_one_line_and_spoils_nothing(moment, run, tmp_path, monkeypatch):
+    """The other one comes and goes before the first one's card is written, or after."""
+    flush = files.flush
+
+    def another():
+        monkeypatch.setattr(files, "flush", flush)
+        ask(run, tmp_path / "out", form="svd", rank=1)
+
+    if moment == "once it has filled it":
+        monkeypatch.setattr(files, "flush", lambda folder: (another(), flush(folder)))
+    card = no_card if moment == "once it has filled it" else lambda found, record: another() or ""
+    with pytest.raises(InvalidValue, match="out exists already; an export is written once, choose another --out"):
+        export(export_source(run), Request(), to=tmp_path / "out", card=card)
+    assert read_export(tmp_path / "out/export.json").form == "svd"
+    assert (tmp_path / "out/adapter_model.safetensors").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 INSIDE = {

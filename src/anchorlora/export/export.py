@@ -116,10 +116,14 @@ def export(source: ExportSource, request: Request, *, to: Path, card: Card) -> E
         datasets=datasets,
         **facts,
     )
-    with new_folder(to) as folder:
-        write(folder)
-        write_text(folder / EXPORT_FILE, result.as_json())
-        write_text(folder / CARD_FILE, card(result, source.record))
+    try:
+        with new_folder(to, replace=False) as folder:
+            write(folder)
+            write_text(folder / EXPORT_FILE, result.as_json())
+            write_text(folder / CARD_FILE, card(result, source.record))
+    except Exception:
+        refuse_export(to)  # another process has made it meanwhile
+        raise
     return result
 
 

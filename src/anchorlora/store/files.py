@@ -122,21 +122,24 @@ def refuse_existing(path: Path) -> None:
 
 
 @contextmanager
-def new_folder(path: Path, *, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
+def new_folder(path: Path, *, check: Callable[[], None] = lambda: None, replace: bool = True) -> Iterator[Path]:
     """Yield a temporary folder that gets its final name once the block has filled it; an older folder of that name is replaced.
 
-    Its name is unique to this process, so that no process writes into another's; remains of a killed process are removed.
+    Its name is unique to this process, so that no process writes into another's; remains of a killed process are removed. Without
+    `replace`, others may be at it, the first to end counts, and what the rest have begun goes.
     """
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
+    if replace:
+        _remove_begun(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     temporary.mkdir(parents=True)
     try:
         yield temporary
         flush(temporary)
         check()
-        shutil.rmtree(path, ignore_errors=True)
+        if replace:
+            shutil.rmtree(path, ignore_errors=True)
         temporary.rename(path)
+        _remove_begun(path)
         flush_entries(path.parent)
     except Exception as error:
         if refused := refused_in_words(error, path):
@@ -144,6 +147,11 @@ def new_folder(path: Path, *, check: Callable[[], None] = lambda: None) -> Itera
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove_begun(path: Path) -> None:
+    for begun in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        shutil.rmtree(begun, ignore_errors=True)
 
 
 def flush(folder: Path) -> None:
