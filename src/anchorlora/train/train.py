@@ -95,12 +95,12 @@ def _read_verdict(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
     """The verdict of a skill that was taught to its end, whose files are what was written; by another margin if one is given."""
     run = RunDirectory(out)
     run.refuse_damaged_skill()
-    run.finished()
+    record = run.finished()
     verdict = read_file(run.verdict, Verdict, remedy="train the skill again, with another --out")
     if verdict.margin != margin:
         return _judge(request, out, margin)
     moved = verdict.adapter != str(run.adapter)  # or is called otherwise, from another folder
-    return replace(verdict, adapter=str(run.adapter), serve=serving(run.adapter, request)) if moved else verdict
+    return replace(verdict, adapter=str(run.adapter), serve=serving(run.adapter, request, record)) if moved else verdict
 
 
 def _judge(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
