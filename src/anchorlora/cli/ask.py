@@ -111,9 +111,7 @@ def _answer(loaded: LoadedModel, adapted: Any, ids: list[int], *, longest: int, 
 
 
 def printing(tokenizer: Any, stops: Collection[int]) -> TextStreamer:
-    """Return the streamer that prints tokens as they come: without special ones, unless only they separate a thought from its
-    answer.
-    """
+    """Return the streamer that prints tokens as they come; special ones only where they alone end a thought."""
     from transformers import TextStreamer
 
     from anchorlora.data.thoughts import end_of_thought

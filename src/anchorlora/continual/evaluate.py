@@ -156,9 +156,8 @@ class Scorer:
         watch: Watch = ignore,
         count: Callable[[int], None],
     ) -> tuple[list[dict[str, float]], list[str]]:
-        """Return how well the right answers are predicted, and the greedy ones as text. The likeliest tokens after the right
-        answer's are the greedy answer's as far as both agree, so no packed prompt is read again.
-        """
+        """Return how well the right answers are predicted, and the greedy ones as text."""
+        # the likeliest tokens after the right answer's are the greedy answer's while both agree: no packed prompt is read again
         self.model.eval()
         order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt) + len(examples[i].answer))
         numbered = iter(order)

@@ -162,9 +162,9 @@ def _file(folder: Path, name: str, *, of_data: bool) -> Path | None:
 
 
 def _data_at(folder: Path, name: str) -> Path:
-    """Where data lies: in a folder, or, if it is listed, in a place of its own."""
     path = folder / name
-    return expanded(name) if not path.exists() and (HUB.fullmatch(name) or expanded(name).exists()) else path
+    listed = not path.exists() and (HUB.fullmatch(name) or expanded(name).exists())  # which has a place of its own
+    return expanded(name) if listed else path
 
 
 def changed_data(record: Record, recipe: Recipe) -> list[Path]:

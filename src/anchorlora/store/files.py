@@ -125,8 +125,7 @@ def refuse_existing(path: Path) -> None:
 def new_folder(path: Path, *, check: Callable[[], None] = lambda: None, replace: bool = True) -> Iterator[Path]:
     """Yield a temporary folder that gets its final name once the block has filled it; an older folder of that name is replaced.
 
-    Its name is unique to this process, so that no process writes into another's; remains of a killed process are removed. Without
-    `replace`, others may be at it, the first to end counts, and what the rest have begun goes.
+    No process writes into another's; remains of killed ones are removed. Without `replace`, the first of several to end counts.
     """
     if replace:
         _remove_begun(path)
