@@ -130,6 +130,21 @@ def test_hooks_are_gone_after_the_block_and_after_an_exception_inside_it():
         assert all(p.requires_grad for p in parameters(anchor))
 
 
+def test_a_block_that_is_never_entered_is_refused_at_the_first_step_until_one_is_entered():
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, "adamw")
+    for _ in range(2):
+        protect(optimizer, anchor, SFOR)  # on a line alone
+    with pytest.raises(ValueError, match="was never entered, so nothing is protected; write `with protect"):
+        train(anchor, optimizer, 1)
+    with pytest.raises(TypeError, match="Linear is no torch optimizer"):
+        protect(torch.nn.Linear(1, 1), anchor, SFOR)
+    assert displacement(anchor.layers[0]).norm() == 0
+    with protect(optimizer, anchor, SFOR):
+        train(anchor, optimizer, 1)
+    assert hooks_of(optimizer) == 0
+
+
 def test_a_constraint_that_refuses_leaves_no_hook_and_no_frozen_factor():
     anchor = anchor_of()  # a learned anchor: retracting it would change the function
     optimizer = optimizer_for(anchor, "adamw")

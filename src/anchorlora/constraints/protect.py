@@ -27,7 +27,7 @@ from anchorlora.constraints.optimizers import (
 from anchorlora.constraints.steps import StepHooks, note_first_call
 from anchorlora.constraints.watch import CHECK_EVERY, StepWatch
 from anchorlora.devices import Uninterrupted, torch
-from anchorlora.errors import InvalidType, ProtectionLost
+from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,6 @@ class Protection(list[ActiveConstraint]):
             block.__exit__(None, None, None)
 
 
-@contextmanager
 def protect(
     optimizer: Optimizer,
     anchor: Anchor,
@@ -72,7 +71,7 @@ def protect(
     check_every: int = CHECK_EVERY,
     step: int = 0,
     also_training: Collection[str] = (),
-) -> Iterator[Protection]:
+) -> AbstractContextManager[Protection]:
     """Enforce constraints at every step of a torch optimizer, in any training loop, while the block runs.
 
     Constraints act through the optimizer's step hooks, on penalties and gradients before a step and on the update after it.
@@ -119,11 +118,34 @@ def protect(
         >>> measure(anchor).exact
         True
     """
+    inner = innermost(optimizer)
+    inner.register_step_pre_hook(_refuse_unentered)  # until the block begins
+    return _protected(inner, anchor, constraints, check_every, step, also_training)
+
+
+def _refuse_unentered(*_: Any) -> None:
+    raise InvalidValue(
+        "protect(..) was called for this optimizer and its block was never entered, so nothing is protected; write "
+        "`with protect(..):` around the loop"
+    )
+
+
+@contextmanager
+def _protected(
+    inner: Optimizer,
+    anchor: Anchor,
+    constraints: Constraint | Iterable[Constraint],
+    check_every: int,
+    step: int,
+    also_training: Collection[str],
+) -> Iterator[Protection]:
+    before_steps = inner._optimizer_step_pre_hooks
+    for key in [key for key, hook in before_steps.items() if hook is _refuse_unentered]:
+        del before_steps[key]
     also_training = (also_training,) if isinstance(also_training, str) else tuple(also_training)
     chosen = as_constraints(constraints)
     if isinstance(anchor, torch.nn.Module):
         raise InvalidType(f"anchor is a {type(anchor).__name__}; give Anchor.of(model, cores=cores)")
-    inner = innermost(optimizer)
     flags = [(p, p.requires_grad) for layer in anchor.layers for p in map(layer.factor, layer.names)]
     refuse_others_factors(inner, anchor)
     refuse_replaced(anchor)
