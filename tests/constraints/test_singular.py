@@ -8,7 +8,17 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import models
-from anchorlora import AdapterStack, Anchor, EffectiveSparsity, Freeze, ProjectDisplacement, ProjectSingular, Subspace, protect
+from anchorlora import (
+    AdapterStack,
+    Anchor,
+    EffectiveSparsity,
+    Freeze,
+    ProjectDisplacement,
+    ProjectSingular,
+    Retract,
+    Subspace,
+    protect,
+)
 from anchorlora.config import BaseModelSettings
 from anchorlora.constraints.singular import directions_of
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost
@@ -206,7 +216,7 @@ def test_what_cannot_be_kept_is_refused_in_words(adapted):
     cores = {layer.name: Subspace(torch.eye(64)[:, :3]) for layer in Anchor.of(adapted).layers}
     for both in ([ProjectSingular(K), ProjectDisplacement("A")], [ProjectDisplacement("A"), ProjectSingular(K)]):
         with pytest.raises(InvalidValue, match="the two projections do not commute: leave one of them out"):
-            refused(adapted, both, cores=cores)
+            refused(adapted, [Retract("A"), *both], cores=cores)
 
 
 def test_a_weight_of_too_low_a_rank_has_no_directions_to_keep(adapted):

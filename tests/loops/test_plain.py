@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anchorlora import Freeze, RoutingOverlap, protect
+from anchorlora import Freeze, ProjectDisplacement, RoutingOverlap, protect
 from loops.cases import PLAIN, PLAIN_REFUSED
 from loops.setting import CLIP, FEWER, SETTINGS, adamw, fresh, learned, loss_of, schedule, steps_of, tokens, trained, verdict
 
@@ -131,11 +131,22 @@ def test_what_cannot_be_kept_is_refused(row, note):
     note(row, str(error.value))
 
 
-def test_unprotected_the_same_training_writes_on_the_core():
+OPEN = {
+    r'A may move on protected directions at .*; add ProjectDisplacement\("A"\)': (learned, [Freeze("B")]),
+    r'B trains, and A reads protected directions at .*; add Freeze\("B"\)': (learned, [ProjectDisplacement("A")]),
+    r'.*; add Retract\("A"\)': (fresh, [ProjectDisplacement("A")]),
+}
+
+
+@pytest.mark.parametrize("words", OPEN)
+def test_half_protected_the_same_training_writes_on_the_core_and_what_is_open_is_named(words):
     """The premise: what is kept above is really at stake."""
-    setting = learned()
+    start, constraints = OPEN[words]
+    setting = start()
     optimizer, anchor = adamw(trained(setting.model)), setting.anchor()
-    with protect(optimizer, anchor, [Freeze("B")]):
+    with pytest.warns(UserWarning, match=words):
+        block = protect(optimizer, anchor, constraints)
+    with block:
         for _ in range(FEWER):
             backward(setting.model, optimizer, tokens(2))
             optimizer.step()

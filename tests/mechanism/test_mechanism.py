@@ -32,7 +32,7 @@ def test_in_the_cumulative_family_state_and_displacement_are_both_needed(seed):
 
 def test_retraction_of_a_zero_output_block_leaves_every_logit_bitwise_equal():
     import models
-    from anchorlora import Retract, Subspace, protect
+    from anchorlora import ProjectDisplacement, Retract, Subspace, protect
     from anchorlora.adapters import AdapterStack, lora_layers
 
     blocks = AdapterStack(models.qwen3(), targets=("q_proj", "v_proj"), rank=8, alpha=32)
@@ -42,7 +42,8 @@ def test_retraction_of_a_zero_output_block_leaves_every_logit_bitwise_equal():
     with torch.no_grad():
         before = blocks.model(input_ids=models.tokens()).logits
         kept = [p.detach().clone() for p in blocks.trainable()]
-        with protect(torch.optim.SGD(blocks.trainable(), lr=1.0), blocks.anchor(cores=cores), [Retract("A")]):
+        constraints = [Retract("A"), ProjectDisplacement("A")]
+        with protect(torch.optim.SGD(blocks.trainable(), lr=1.0), blocks.anchor(cores=cores), constraints):
             after = blocks.model(input_ids=models.tokens()).logits
     assert torch.equal(before, after)
     assert any(not torch.equal(x, y) for x, y in zip(kept, blocks.trainable(), strict=True)), "A did move"

@@ -40,13 +40,13 @@ class Anchor:
         beside: The anchor of full weights that train beside the adapter and have cores; None if there are none.
 
     Example:
-        >>> from anchorlora import Anchor, ProjectDisplacement, protect
+        >>> from anchorlora import Anchor, ProjectDisplacement, Retract, protect
         >>> model = tiny()
         >>> anchor = Anchor.of(model, cores=cores_of(model))
         >>> parameters = [p for p in model.parameters() if p.requires_grad]
         >>> optimizer = torch.optim.AdamW(parameters, lr=1e-2)
         >>> ids = torch.randint(0, 64, (2, 8))
-        >>> with protect(optimizer, anchor, [ProjectDisplacement("A")]):
+        >>> with protect(optimizer, anchor, [Retract("A"), ProjectDisplacement("A")]):
         ...     for _ in range(3):
         ...         model(input_ids=ids, labels=ids).loss.backward()
         ...         _ = optimizer.step()

@@ -122,6 +122,21 @@ def refuse_nothing_free(anchor: Anchor, closed: Collection[str]) -> None:
     warnings.warn(f"nothing can be learned at {name}{more}: all directions of the input are protected", stacklevel=4)
 
 
+def name_open(anchor: Anchor, closed: Collection[str]) -> None:
+    """Warn where constraints hold a part of the response on the core and leave the rest of it open, with what closes it."""
+    of_A, of_B = "displacement" in closed, bool({"delta_b", "delta_b_term", "start"} & set(closed))
+    if of_A == of_B or {"response", "state"} & set(closed):
+        return
+    layers = [layer for layer in anchor.layers if layer.core is not None and anchor.model is not None]
+    if of_A:
+        layers = [layer for layer in layers if layer.factor("B").requires_grad and reads_core(layer)]
+    if layers:
+        learned = bool(layers[0].factor("B").any())
+        how = ('Freeze("B")' if learned else 'Retract("A")') if of_A else 'ProjectDisplacement("A")'
+        what = "B trains, and A reads protected directions" if of_A else "A may move on protected directions"
+        warnings.warn(f"{what} at {layers[0].name}, so what the layer answers to them changes; add {how}", stacklevel=3)
+
+
 def refuse_learned(anchor: Anchor, part: str) -> None:
     """Refuse a start of A where that would change the function, or cannot be done."""
     for layer in anchor.layers:

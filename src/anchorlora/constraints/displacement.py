@@ -35,12 +35,12 @@ class ProjectDisplacement(ProtectsPast):
         factor: The factor to project, "A".
 
     Example:
-        >>> from anchorlora import Anchor, ProjectDisplacement, protect
+        >>> from anchorlora import Anchor, ProjectDisplacement, Retract, protect
         >>> model = tiny()
         >>> trained = [p for p in model.parameters() if p.requires_grad]
         >>> anchor = Anchor.of(model, cores=cores_of(model))
         >>> optimizer = torch.optim.AdamW(trained)
-        >>> with protect(optimizer, anchor, [ProjectDisplacement("A")]):
+        >>> with protect(optimizer, anchor, [Retract("A"), ProjectDisplacement("A")]):
         ...     for p in trained:
         ...         p.grad = torch.randn_like(p)  # loss.backward() in a real loop
         ...     optimizer.step()

@@ -31,14 +31,14 @@ class Freeze(ProtectsPast):
         first_task: The first task, counted from 1, on which it is frozen.
 
     Example:
-        >>> from anchorlora import Anchor, Freeze, protect
+        >>> from anchorlora import Anchor, Freeze, ProjectDisplacement, protect
         >>> model = tiny()
         >>> trained = [p for p in model.parameters() if p.requires_grad]
         >>> for p in trained:
         ...     p.data += 0.02 * torch.randn_like(p)  # as after an earlier task: a new adapter has B = 0
         >>> anchor = Anchor.of(model, cores=cores_of(model))
         >>> optimizer = torch.optim.AdamW(trained)
-        >>> with protect(optimizer, anchor, [Freeze("B")]):
+        >>> with protect(optimizer, anchor, [Freeze("B"), ProjectDisplacement("A")]):
         ...     for p in trained:
         ...         p.grad = torch.randn_like(p)  # loss.backward() in a real loop
         ...     optimizer.step()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import ActiveConstraint, Constraint, begin_task
 from anchorlora.constraints.checks import (
+    name_open,
     refuse_moved,
     refuse_nothing_free,
     refuse_replaced,
@@ -118,9 +119,16 @@ def protect(
         >>> measure(anchor).exact
         True
     """
-    inner = innermost(optimizer)
-    inner.register_step_pre_hook(_refuse_unentered)  # until the block begins
-    return _protected(inner, anchor, constraints, check_every, step, also_training)
+    chosen = as_constraints(constraints)
+    if isinstance(anchor, torch.nn.Module):
+        raise InvalidType(f"anchor is a {type(anchor).__name__}; give Anchor.of(model, cores=cores)")
+    name_open(anchor, _closed(chosen))
+    innermost(optimizer).register_step_pre_hook(_refuse_unentered)  # until the block begins
+    return enforcing(optimizer, anchor, chosen, check_every=check_every, step=step, also_training=also_training)
+
+
+def _closed(constraints: Iterable[Constraint]) -> set[str]:
+    return {name for constraint in constraints for name in getattr(constraint, "closes", ())}
 
 
 def _refuse_unentered(*_: Any) -> None:
@@ -131,21 +139,21 @@ def _refuse_unentered(*_: Any) -> None:
 
 
 @contextmanager
-def _protected(
-    inner: Optimizer,
+def enforcing(
+    optimizer: Optimizer,
     anchor: Anchor,
-    constraints: Constraint | Iterable[Constraint],
-    check_every: int,
-    step: int,
-    also_training: Collection[str],
+    chosen: Sequence[Constraint],
+    *,
+    check_every: int = CHECK_EVERY,
+    step: int = 0,
+    also_training: Collection[str] = (),
 ) -> Iterator[Protection]:
+    """Do what `protect` does, without a word about what the constraints leave open: a method says that itself."""
+    inner = innermost(optimizer)
     before_steps = inner._optimizer_step_pre_hooks
     for key in [key for key, hook in before_steps.items() if hook is _refuse_unentered]:
         del before_steps[key]
     also_training = (also_training,) if isinstance(also_training, str) else tuple(also_training)
-    chosen = as_constraints(constraints)
-    if isinstance(anchor, torch.nn.Module):
-        raise InvalidType(f"anchor is a {type(anchor).__name__}; give Anchor.of(model, cores=cores)")
     flags = [(p, p.requires_grad) for layer in anchor.layers for p in map(layer.factor, layer.names)]
     refuse_others_factors(inner, anchor)
     refuse_replaced(anchor)
@@ -153,7 +161,7 @@ def _protected(
         signals.passing = True
         refuse_unsound(anchor, when=f"before step {step + 1}")
     refuse_unprotected(inner, anchor, also_training)
-    refuse_nothing_free(anchor, {name for c in chosen for name in getattr(c, "closes", ())})
+    refuse_nothing_free(anchor, _closed(chosen))
     _name_unprotected(anchor)
     active = Protection()
     hooks: list[Any] = []

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from anchorlora.adapters import Anchor
-from anchorlora.constraints import ActiveConstraint, Constraint, protect
+from anchorlora.constraints import ActiveConstraint, Constraint
 from anchorlora.constraints.base import ProtectsPast
-from anchorlora.constraints.protect import Protection
+from anchorlora.constraints.protect import Protection, enforcing
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import Loss, MicroBatch, Window, example_mean
 from anchorlora.continual.not_finite import StepAgain
@@ -75,7 +75,7 @@ def learning(learner: Learner, rules: Rules, *, step: int = 0) -> Iterator[Train
     constraints = [*learner.constraints, FiniteGradients()] if learner.constraints else []
     with (
         adding_up(),
-        protect(learner.optimizer, learner.anchor, constraints, step=step, check_every=rules.check_every) as protection,
+        enforcing(learner.optimizer, learner.anchor, constraints, step=step, check_every=rules.check_every) as protection,
     ):
         yield Training(learner, rules, protection, head, number=step)
 

@@ -84,7 +84,7 @@ class Trace(ProtectsPast):
 
     Example:
         >>> import json
-        >>> from anchorlora import Anchor, ProjectDisplacement, protect
+        >>> from anchorlora import Anchor, ProjectDisplacement, Retract, protect
         >>> from anchorlora.measurement import Trace
         >>> model = tiny()
         >>> trained = [p for p in model.parameters() if p.requires_grad]
@@ -92,7 +92,7 @@ class Trace(ProtectsPast):
         >>> optimizer = torch.optim.AdamW(trained)
         >>> path = tmp / "trace.jsonl"
         >>> trace = Trace(path, steps=4, points=3)
-        >>> with protect(optimizer, anchor, [ProjectDisplacement("A"), trace]):
+        >>> with protect(optimizer, anchor, [Retract("A"), ProjectDisplacement("A"), trace]):
         ...     for _ in range(4):
         ...         for p in trained:
         ...             p.grad = torch.randn_like(p)  # loss.backward() in a real loop
