@@ -122,6 +122,17 @@ def test_evaluation_forwards_are_not_collected(model):
     assert len(store.last.core[Q0]) == 8
 
 
+def test_text_that_the_model_writes_is_collected_as_the_refusal_says(model):
+    store = FeatureStore(limit=8)
+    with store.collect(model):
+        written = model.generate(models.tokens(), max_new_tokens=2, pad_token_id=0)
+    with pytest.raises(ValueError, match=r"call the model once more on the ids that it returned"):
+        store.cores()
+    with store.collect(model):
+        model(input_ids=written)
+    assert len(store.last.core[Q0]) == 8
+
+
 def test_nothing_is_left_on_the_model_once_the_quota_is_full_or_the_block_ends(model):
     def hooks():
         return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())

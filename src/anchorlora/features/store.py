@@ -221,7 +221,8 @@ class FeatureStore:
         self._settle()
         if not any(rows.rows for rows in self.grown.values()):
             raise InvalidValue(
-                "no feature rows were collected; train inside `with store.collect(model):`, with the model in train mode"
+                "no feature rows were collected; call the model itself inside `with store.collect(model):`, in train mode: "
+                "generate() calls a part of it, so call the model once more on the ids that it returned"
             )
         self._refuse_few(at_least)
         decomposed: dict[str, LayerCore] = {}
