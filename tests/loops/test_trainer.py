@@ -110,18 +110,21 @@ def test_a_half_precision_adapter_is_refused_when_training_begins(row, note, tmp
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("how", ["fresh", "learned", "learned, with an anchor"])
+@pytest.mark.parametrize("how", ["fresh", "learned", "learned, with an anchor", "a head beside", "a head beside, with an anchor"])
 def test_an_adapter_over_a_quantized_model_trains_in_float32_though_trl_casts_it(how, small_model, tmp_path):
     """TRL's trainers cast what trains over a quantized model to bfloat16 in their constructor; the remedy led to the same error."""
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     trl = pytest.importorskip("trl", reason="trl is not installed")
     base = load_base_model(BaseModelSettings(model=str(small_model), quantized="nf4")).model
-    model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    saved = ["lm_head"] if "head" in how else None
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", modules_to_save=saved)
+    model = get_peft_model(base, config)
     draw = torch.Generator().manual_seed(0)
     for layer in Anchor.of(model).layers if "learned" in how else ():
         layer.factor("B").data.normal_(0.0, 0.05, generator=draw)
     width = model.config.hidden_size
-    cores = {x.name: torch.linalg.qr(torch.randn(width, 4, generator=draw)).Q for x in Anchor.of(model).layers}
+    names = [*(x.name for x in Anchor.of(model).layers), *(saved or ())]
+    cores = {name: torch.linalg.qr(torch.randn(width, 4, generator=draw)).Q for name in names}
     anchor = Anchor.of(model, cores=cores) if "anchor" in how else None
     callback = ProtectionCallback(**({"anchor": anchor} if anchor else {"cores": cores}))
     config = trl.SFTConfig(str(tmp_path), max_steps=2, **QUIET, bf16=False, gradient_checkpointing=False)
@@ -129,8 +132,9 @@ def test_an_adapter_over_a_quantized_model_trains_in_float32_though_trl_casts_it
     def trainer():
         return trl.SFTTrainer(model, config, train_dataset=data(), processing_class=tokenizer(), callbacks=[callback])
 
-    if how == "learned":
-        with pytest.raises(TypeError, match=r"was rounded to bfloat16 at .*q_proj, as TRL does; .* anchor=Anchor\.of"):
+    if how in ("learned", "a head beside"):
+        what = r"lm_head\S+ beside the adapter" if saved else r"a learned adapter at \S+q_proj"
+        with pytest.raises(TypeError, match=rf"{what} was rounded to bfloat16, as TRL does .* anchor=Anchor\.of"):
             trainer()
         return
     trainer().train()

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from anchorlora.adapters import Anchor, activate
+from anchorlora.adapters import NOTHING, Anchor, activate
 from anchorlora.adapters.attach import DEFAULT
 from anchorlora.constraints import innermost
+from anchorlora.constraints.optimizers import declared
 from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.integrations.base import CallbackBase
 from anchorlora.measurement.directions import DirectionSource, Protected
@@ -148,15 +149,18 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
         # TRL casts factors over a quantized model to bfloat16 while it is constructed
         if not (getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)):
             return
-        anchor = self.anchor or Anchor.of(model, **self.anchoring)
-        for layer in anchor.layers:
+        anchor = self.anchor or Anchor.of(model, **self.anchoring | {"cores": NOTHING, "wides": NOTHING})
+        beside = self.anchoring["cores"].keys() - {layer.name for layer in anchor.layers}
+        cast = [name for name, p in anchor.trains_beside().items() if p.dtype == torch.bfloat16 and declared(name, beside)]
+        for layer in [*anchor.layers, *(anchor.beside.layers if anchor.beside else ())]:
             live = [layer.factor(name) for name in layer.names]
             if all(factor.dtype != torch.bfloat16 for factor in live):
                 continue
-            if not self.own_anchor and bool(layer.factor("B").any()):
+            if not self.own_anchor and (cast or bool(layer.factor("B").any())):
+                what = f"{cast[0]} beside the adapter" if cast else f"a learned adapter at {layer.name}"
                 raise InvalidType(
-                    f"a learned adapter over a quantized model was rounded to bfloat16 at {layer.name}, as TRL does; load it anew, "
-                    "and give the callback an anchor that is made before the trainer: anchor=Anchor.of(model, cores=cores)"
+                    f"{what} was rounded to bfloat16, as TRL does over a quantized model; load it anew, and give the callback an "
+                    "anchor that is made before the trainer: anchor=Anchor.of(model, cores=cores)"
                 )
             for name, factor in zip(layer.names, live, strict=True):
                 factor.data = layer.start_factor(name).to(torch.float32, copy=True)
