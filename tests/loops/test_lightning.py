@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from anchorlora import measure
+from anchorlora.errors import ProtectionLost
 from loops.cases import LIGHTNING
 from loops.setting import CLIP, SETTINGS, adamw, learned, loss_of, schedule, steps_of, tokens, trained, verdict
 
@@ -105,6 +106,21 @@ def test_a_learned_adapter_that_is_taken_up_again_counts_from_where_training_beg
         starts.append([layer.start_factor("A") for layer in callback.anchor.layers])
     assert all(torch.equal(one, other) for one, other in zip(*starts, strict=True))
     assert measure(callback.anchor).exact
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_average_that_began_before_the_callback_and_is_written_after_it_is_found(tmp_path):
+    setting = SETTINGS["hard"]()
+    kept = [(p, p.detach().clone()) for p in trained(setting.model)]
+
+    class Average(lightning.Callback):
+        def on_train_end(self, *_):
+            for parameter, before in kept:
+                parameter.data.lerp_(before, 0.5)
+
+    callback = LightningProtection(setting.constraints, **setting.options())
+    with pytest.raises(ProtectionLost, match="was written outside the optimizer's steps"):
+        fit(LIGHTNING[0], setting, callback, tmp_path, steps=3, more=[Average()])
 
 
 @pytest.mark.parametrize("own", [True, False])

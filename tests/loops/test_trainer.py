@@ -341,6 +341,45 @@ def test_an_exception_in_train_gives_everything_back_and_says_if_a_promise_was_b
     assert all("the frozen factor B at model.layers.0.self_attn.q_proj has moved" in note for note in notes)
 
 
+class Average(TrainerCallback):
+    """An average of the weights that began before the protection, and is written at the end."""
+
+    def __init__(self, model):
+        self.kept = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad]
+
+    def on_train_end(self, args, state, control, **_):
+        for parameter, kept in self.kept:
+            parameter.data.lerp_(kept, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", [True, False])
+def test_an_average_that_began_before_the_callback_is_found_whatever_the_order(first, tmp_path):
+    setting = SETTINGS["hard"]()
+    callbacks = [ProtectionCallback(setting.constraints, **setting.options()), Average(setting.model)]
+    settings = arguments(tmp_path, TRAINER[1])
+    settings.max_steps = 3
+    trainer = Trainer(setting.model, settings, train_dataset=data(), callbacks=callbacks if first else callbacks[::-1])
+    with pytest.raises(ProtectionLost, match=r"by step 3: \|dA V\| at .* was written outside the optimizer's steps"):
+        trainer.train()
+    assert not trainer.optimizer.optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_callback_that_is_added_later_does_not_go_on_from_a_checkpoint_without_a_word(tmp_path):
+    """It would count from the checkpoint."""
+    for steps, checkpoint in ((3, None), (6, tmp_path / "checkpoint-3")):
+        setting = learned()
+        settings = arguments(tmp_path, TRAINER[1], save_strategy="steps", save_steps=3)
+        settings.max_steps = steps
+        trainer = Trainer(setting.model, settings, train_dataset=data())
+        trainer.add_callback(ProtectionCallback(setting.constraints, **setting.options()))
+        if checkpoint is None:
+            trainer.train()
+    with pytest.raises(InvalidValue, match="a callback that is added later does not know the checkpoint"):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_constraint_on_the_loss_is_refused_at_once(tmp_path):
     setting = learned()

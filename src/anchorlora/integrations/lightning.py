@@ -105,8 +105,8 @@ class LightningProtection(CallbackBase, Callback):
         self.empty |= bool(state_dict.get("empty"))
         self.starts = state_dict.get("starts", {})
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Verify the constraints a last time and release everything.
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Verify the constraints a last time and release everything, after callbacks that write an average of the weights.
 
         Args:
             trainer: Lightning's trainer.

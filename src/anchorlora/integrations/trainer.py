@@ -76,6 +76,7 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
         True
     """
 
+    wraps = False  # whether `train` of the trainer is wrapped
     resumed: str | None = None  # the checkpoint that training goes on from
     adapters: tuple[str | None, str | None] = (None, None)  # that trains, and the one active beside it
 
@@ -92,6 +93,7 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
             self._undo_cast(trainer.model)
             trainer.train = self._release_after(trainer, trainer.train)
             trainer.create_optimizer = self._activate_after(trainer, trainer.create_optimizer)
+            self.wraps = True
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **_: Any) -> None:
         """Start to protect the trainer's optimizer.
@@ -105,10 +107,16 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
 
         Raises:
             InvalidType: The trainer has no optimizer of its own, as with FSDP1 or DeepSpeed.
-            InvalidValue: The trainer has computed its reference already, without the history, or would load its best model into it.
+            InvalidValue: The trainer has computed its reference already, without the history, or would load its best model into it;
+                or the callback was added to a trainer that goes on from a checkpoint.
         """
         if optimizer is None:
             raise InvalidType("the trainer shows its callbacks no optimizer, so no step can be protected; use DDP or FSDP2")
+        if state.global_step and not (self.wraps or self.own_anchor):
+            raise InvalidValue(
+                "a callback that is added later does not know the checkpoint that training goes on from; give it to the trainer's "
+                "constructor: callbacks=[..]"
+            )
         if self.anchoring["history"] is not None and getattr(args, "precompute_ref_log_probs", False):
             raise InvalidValue("precompute_ref_log_probs leaves the history out of the reference; set it to False")
         active = getattr(model, "active_adapters", [])
@@ -136,14 +144,16 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
             write_tensors(folder / STARTS, tensors)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Verify the constraints a last time and release everything.
+        """Verify the constraints a last time and release everything, unless the wrapper of `train` will: other callbacks may write
+        an average of the weights yet.
 
         Args:
             args: The trainer's arguments.
             state: The trainer's state.
             control: The trainer's control.
         """
-        self.end()
+        if not self.wraps:
+            self.end()
 
     def _undo_cast(self, model: Any) -> None:
         # TRL casts factors over a quantized model to bfloat16 while it is constructed
@@ -178,7 +188,9 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
                 if beginning is not None and beginning.layers[0].whole is not None:  # LoRA, no full weights
                     name, active = beginning.adapter_name, beginning.layers[0].whole.scales
                     self.adapters = (name, next((other for other in active if other != name), None))
-                return train(*args, **kwargs)
+                output = train(*args, **kwargs)
+                self.end()
+                return output
             except BaseException as error:
                 self.release(error)
                 raise
