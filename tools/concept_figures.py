@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, measure, protect
+from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, measure
 from anchorlora.constraints import Constraint
+from anchorlora.constraints.protect import enforcing
 from anchorlora_lab.report.figures.style import COLORS, REFERENCE, SMALLEST, as_bytes, logarithmic
 
 FIGURES = Path(__file__).parents[1] / "docs/figures"
@@ -82,7 +83,7 @@ def curve(constraints: Sequence[Constraint], *, learned: bool, sgd: bool = False
     optimizer = torch.optim.SGD(trained(model), lr=0.3) if sgd else torch.optim.AdamW(trained(model), lr=RATE)
     anchor = Anchor.of(model, cores={"layer": Subspace(directions(0))})
     found = []
-    with protect(optimizer, anchor, constraints):
+    with enforcing(optimizer, anchor, constraints):  # most leave something open, to show it
         for step in range(STEPS):
             take_step(model, optimizer, batch(1000 + step, old=False))
             (layer,) = anchor.layers
