@@ -123,7 +123,7 @@ def refuse_nothing_free(anchor: Anchor, closed: Collection[str]) -> None:
 
 
 def name_open(anchor: Anchor, closed: Collection[str]) -> None:
-    """Warn where constraints hold a part of the response on the core and leave the rest of it open, with what closes it."""
+    # a warning where constraints hold a part of the response on the core and leave the rest of it open, with what closes it
     of_A, of_B = "displacement" in closed, bool({"delta_b", "delta_b_term", "start"} & set(closed))
     if of_A == of_B or {"response", "state"} & set(closed):
         return

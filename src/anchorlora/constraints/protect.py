@@ -148,7 +148,7 @@ def enforcing(
     step: int = 0,
     also_training: Collection[str] = (),
 ) -> Iterator[Protection]:
-    """Do what `protect` does, without a word about what the constraints leave open: a method says that itself."""
+    # what `protect` does, without a word about what the constraints leave open: a method says that itself
     inner = innermost(optimizer)
     before_steps = inner._optimizer_step_pre_hooks
     for key in [key for key, hook in before_steps.items() if hook is _refuse_unentered]:

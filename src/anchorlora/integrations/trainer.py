@@ -107,8 +107,7 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
 
         Raises:
             InvalidType: The trainer has no optimizer of its own, as with FSDP1 or DeepSpeed.
-            InvalidValue: The trainer has computed its reference already, without the history, or would load its best model into it;
-                or the callback was added to a trainer that goes on from a checkpoint.
+            InvalidValue: The trainer has a reference without the history, would load its best model into it, or resumes unseen.
         """
         if optimizer is None:
             raise InvalidType("the trainer shows its callbacks no optimizer, so no step can be protected; use DDP or FSDP2")
@@ -144,15 +143,14 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
             write_tensors(folder / STARTS, tensors)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Verify the constraints a last time and release everything, unless the wrapper of `train` will: other callbacks may write
-        an average of the weights yet.
+        """Verify the constraints a last time and release everything, unless the wrapper of `train` will.
 
         Args:
             args: The trainer's arguments.
             state: The trainer's state.
             control: The trainer's control.
         """
-        if not self.wraps:
+        if not self.wraps:  # else after all callbacks, which may write an average of the weights yet
             self.end()
 
     def _undo_cast(self, model: Any) -> None:
