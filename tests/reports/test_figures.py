@@ -246,7 +246,9 @@ def test_colors_are_apart_for_readers_without_red_or_green_cones(matrix):
     assert min(math.dist(a, b) for i, a in enumerate(seen) for b in seen[:i]) > 0.12
 
 
-def test_stages_show_an_unprotected_method_beside_the_best_protected_one(three):
+def test_stages_show_an_unprotected_method_beside_the_best_protected_one(three, whole):
+    figure, of_orders = (FIGURES["stages"](runs, looks_of(runs)).get_supxlabel() for runs in (three, whole))
+    assert (figure, of_orders) == ("tasks trained so far", "tasks trained so far in order1, without the other orders")
     figure = FIGURES["stages"](three, looks_of(three))
     assert [at.get_title() for at in figure.axes] == records.ORDER
     told = [text.get_text() for text in figure.legends[0].get_texts()]

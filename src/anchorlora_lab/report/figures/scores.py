@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from anchorlora.methods import METHODS
+from anchorlora.pages.record import order_label
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.figures.style import REFERENCE, PlotStyles, beside_each_other, canvas, named, panels, plain
 from anchorlora_lab.report.grid import Grid
@@ -143,7 +144,8 @@ def task_by_task(runs: Sequence[Run], looks: PlotStyles, reference: str | None =
     for at in axes[len(order) :]:
         at.set_visible(False)
     axes[0].set_ylabel("accuracy on the task, %")
-    figure.supxlabel("tasks trained so far", fontsize="medium")
+    of_order = "" if grid.one_order else f" in {order_label(order)}, without the other orders"
+    figure.supxlabel(f"tasks trained so far{of_order}", fontsize="medium")
     handles, labels = axes[0].get_legend_handles_labels()
     columns = len(labels) if sum(map(len, labels)) < FITTING else 2
     figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
