@@ -308,7 +308,9 @@ class TestBeside:
         assert ask(tmp_path / "in", tmp_path / "again", "merged").stop_token_ids == []
         base = BaseModelSettings(model=str(small_model))
         request = SkillRequest(base_model=base, data="chats.jsonl", name="chats", method="inc-lora")
-        assert serving(tmp_path / "cat", request).endswith(f'give requests "stop_token_ids": {of_adapter.stop_token_ids}')
+        assert serving(tmp_path / "cat", request, "float32").endswith(
+            f'give requests "stop_token_ids": {of_adapter.stop_token_ids}'
+        )
         assert tokenizer.eos_token_id in plain
 
     def test_of_a_base_model_in_the_hubs_cache_come_names_tokenizer_and_license(self, small_model, tmp_path, monkeypatch):

@@ -245,7 +245,7 @@ def test_the_constraints_that_are_attached_again_matter(method, recipe, kept, tm
 
     stopped, whole = kept(method, STEP)
     shutil.copytree(stopped, tmp_path / "edited")
-    monkeypatch.setattr(learning, "protect", unprotected)
+    monkeypatch.setattr(learning, "enforcing", unprotected)
     assert end_of(tmp_path / "edited", recipe, method) != outcome(whole)
 
 

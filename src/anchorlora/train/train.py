@@ -100,7 +100,11 @@ def _read_verdict(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
     if verdict.margin != margin:
         return _judge(request, out, margin)
     moved = verdict.adapter != str(run.adapter)  # or is called otherwise, from another folder
-    return replace(verdict, adapter=str(run.adapter), serve=serving(run.adapter, request, record)) if moved else verdict
+    return (
+        replace(verdict, adapter=str(run.adapter), serve=serving(run.adapter, request, record.base_model.dtype))
+        if moved
+        else verdict
+    )
 
 
 def _judge(request: SkillRequest, out: Path, margin: Margin) -> Verdict:

@@ -151,7 +151,7 @@ def verdict_of(
         adapter=str(adapter),
         rank=int(read_config(adapter)["r"]),
         whole=read_with_whole(adapter)[1].modules,
-        serve=serving(adapter, request, record),
+        serve=serving(adapter, request, record.base_model.dtype),
         train_seconds=sum(record.cost.train_seconds),
     )
 
@@ -201,7 +201,7 @@ def energy_of(part: Mapping[str, Any]) -> Energy | None:
     )
 
 
-def serving(adapter: Path, request: SkillRequest, record: Record) -> str:
+def serving(adapter: Path, request: SkillRequest, dtype: str) -> str:
     """Return the command that serves an adapter, or what to do where no server takes it."""
     from anchorlora.export.beside import tokenizer_in, unknown_ends
     from anchorlora.export.serving import serve_line, stop_note
@@ -212,6 +212,6 @@ def serving(adapter: Path, request: SkillRequest, record: Record) -> str:
         return str(error)
     stops = unknown_ends(tokenizer_in(adapter), request.base_model)
     notes = [stop_note(stops)] if stops else []
-    if record.base_model.dtype.startswith("float32"):
+    if dtype.startswith("float32"):
         notes.insert(0, "vLLM computes in half precision by default, and the verdict is of float32: some answers may differ")
     return f"{line}  # {'; '.join(notes)}" if notes else line
