@@ -99,7 +99,7 @@ def by_peft(model: str, file: Path, out: Path, seed: int) -> None:
         return right_padded([SimpleNamespace(**e) for e in batch], tokenizer.pad_token_id)
 
     arguments = TrainingArguments(
-        str(out / "trainer"), per_device_train_batch_size=8, num_train_epochs=2, learning_rate=5e-4, report_to=[], use_cpu=True,
+        str(out / "trainer"), per_device_train_batch_size=4, num_train_epochs=2, learning_rate=5e-4, report_to=[], use_cpu=True,
         save_strategy="no", logging_strategy="no", disable_tqdm=True, remove_unused_columns=False, seed=seed,
         lr_scheduler_type="cosine", warmup_steps=0.03, train_sampling_strategy="group_by_length",
     )  # fmt: skip

@@ -53,7 +53,7 @@ def default_recipe() -> Recipe:
         features=Features(rows=1024, held_out_rows=64, energy=0.93, at_least=4, at_most=64, wide=64),
         training=Training(
             epochs=2,
-            window=8,
+            window=4,
             micro_batch=4,
             batching="packed",
             row_tokens=4096,
