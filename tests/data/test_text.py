@@ -282,6 +282,9 @@ def test_columns_of_other_names_and_unknown_ones(tokenizer, tmp_path):
     rows = [{"question": f"q{i}", "reply": f"r{i}", "other": None} for i in range(20)]
     named = files(tmp_path, rows, columns="prompt=question,completion=reply")
     assert next(named.examples("t", "train")).label.startswith("r")
+    commas = [{"So, what?": row["question"], "a,b": row["reply"]} for row in rows]
+    with_commas = files(tmp_path, commas, columns="question=So, what?, answer=a,b")
+    assert next(with_commas.examples("t", "train")).label.startswith("r")
     for columns, said in (
         ("prompt=question,completion=nothing", "no column 'nothing'"),
         ("ask=question", "is not a known column"),

@@ -89,7 +89,7 @@ def _names(column: str | None) -> dict[str, str]:
     """Known column -> what it is called, of pairs "prompt=question"; none of a plain list of columns."""
     if column is None or "=" not in column:
         return {}
-    pairs = [pair.partition("=") for pair in column.split(",")]
+    pairs = [pair.partition("=") for pair in re.split(",(?=[^,]*=)", column)]  # YOURS may have commas
     names = {known.strip(): called.strip() for known, _, called in pairs}
     allowed = sorted(known_columns())
     for known, called in names.items():
