@@ -1,14 +1,15 @@
 """The user's own prompts, before and after: greedy answers compared with the right ones, without lm-evaluation-harness.
 
-An answer is right if it equals the right one once both are normalized: case, ASCII punctuation and white space do not count
-(`anchorlora.data.normalize`), except for the sign and the point of a number. Of what the model says, as many lines count as the
-right answer has, so a model that does not stop is judged by its answer and not by what follows.
+An answer is right if it equals the right one once both are normalized: case, punctuation and white space do not count
+(`anchorlora.data.normalize`), except for signs that make another answer: C is not C++, and 15 is not 1.5. Of what the model says,
+as many lines count as the right answer has, so a model that does not stop is judged by its answer and not by what follows.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,6 @@ from typing import Any
 
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import Encoded, Encoder, Example, Sample, examples_of, normalize
-from anchorlora.data.forms.base import number_of
 from anchorlora.data.rendering import Turn
 from anchorlora.data.rows import iterate_samples
 from anchorlora.data.sample_files import rows_in
@@ -32,6 +32,11 @@ from anchorlora_lab.suites.questions import EvalProgress, Questions
 
 METRIC = "exact_match"
 ROOM = 16  # tokens beyond the longest right answer: enough that what goes on is seen to be another answer
+DASHES = dict.fromkeys(range(0x2010, 0x2016), "-")
+# what normalizing drops and another answer may differ by: operators, what stands between digits, a minus, # at a word, _ in a name
+SIGNS = re.compile(
+    r"!=|(?!^\+\d)[+<=>&@^~|/]|(?<=\d)[-.:*](?=\d)|(?<!\w)(?:-(?=\w)|\.(?=\d))|(?<=\w)[-#](?!\w)|#(?=\w)|(?<=[^\W_])_(?=[^\W_])"
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class OwnPrompts:
         encoded, most = self._encoded(model, tokenizer, questions)
         content = json.dumps([[e.prompt, e.example.label] for e in encoded])
         requests = hashlib.sha256(content.encode()).hexdigest()
-        scored = f"{METRIC}, with signs and points of numbers"
+        scored = f"{METRIC}, with signs"
         return {"task": self.name, "requests": requests, "max_new_tokens": most, "batch": questions.batch, "scored": scored}
 
     def score(self, model: Any, tokenizer: Any, questions: Questions, *, watch: EvalProgress) -> TaskScores:
@@ -118,8 +123,8 @@ def is_right(text: str, answer: str) -> bool:
     lines_read = "\n".join(text.strip().splitlines()[:lines])
     if not normalize(answer):  # punctuation alone
         return lines_read.strip() == answer.strip()
-    number, other = number_of(answer), number_of(lines_read.strip("\"'`*_()[]{}:;!? ").rstrip(".,"))
-    return normalize(lines_read) == normalize(answer) and (number is None or other is None or number == other)
+    signs, right_signs = (SIGNS.findall(part.strip().translate(DASHES)) for part in (lines_read, answer))
+    return normalize(lines_read) == normalize(answer) and signs == right_signs
 
 
 def _turn(question: Example, encoder: Encoder, *, template: bool) -> Turn:
