@@ -410,6 +410,7 @@ def test_data_import_and_verify(small_benchmark, tmp_path, capsys):
         (["run", "mini", "--method", "sfor", "--seed", "many"], "'many' is not a whole number"),
         (["run", "mini", "--method", "sfor", "--model", "./nowhere", "--out", "x"], "no model at ./nowhere"),
         (["grid", "mini", "--methods", "sfor", "--models", "embedded:mini,./nowhere", "--out", "x"], "no model at ./nowhere"),
+        (["trace", "mini", "--methods", "sfor", "--model", "./nowhere", "--out", "x"], "no model at ./nowhere"),
         (
             ["run", "mini", "--method", "sfor", "--data", "./nowhere", "--out", "x"],
             "nowhere is not a folder; give a CL_Benchmark folder",

@@ -106,9 +106,7 @@ class StudyRequest:
 
 
 def study_options(command: Callable) -> Callable:
-    """Add --engine and what engines need, --model, --data, --set, --save-every, --check-every, and --allow-inexact, gathered with
-    the recipe and --out in the argument `study`.
-    """
+    """Add the options of engines, of recipes and of execution, gathered with the recipe and --out in the argument `study`."""
 
     @recipe_options
     @execution_options

@@ -35,10 +35,7 @@ def bar_over(console: Console, clock: Callable[[], float] | None = None) -> Prog
 def run_all(planned: Sequence[Planned], engine: Engine, study: StudyRequest) -> list[Outcome]:
     """Run what is missing, with a bar over all runs and one line per finished run."""
     root = study.to
-    for run in planned:
-        run.refuse_another()
-        if study.engine_name == "local" and not run.done and (model := run.config.recipe.base_model.model) is not None:
-            refuse_no_model(model)
+    refuse_unfit(planned, study)
     done = sum(run.done for run in planned)
     remember([run.folder for run in planned], root)
     bar = bar_over(err)
@@ -53,6 +50,14 @@ def run_all(planned: Sequence[Planned], engine: Engine, study: StudyRequest) -> 
             err.print(f"{finished}/{len(planned) - done} {outcome.planned.folder.relative_to(root)}  {_describe(outcome)}")
 
         return engine.run(planned, root=root, watch=watch, command=study.command)
+
+
+def refuse_unfit(planned: Sequence[Planned], study: StudyRequest) -> None:
+    """Refuse finished runs that are others than those asked for, and a base model that is not there, before anything is written."""
+    for run in planned:
+        run.refuse_another()
+        if study.engine_name == "local" and not run.done and (model := run.config.recipe.base_model.model) is not None:
+            refuse_no_model(model)
 
 
 def commands(planned: Sequence[Planned], study: StudyRequest) -> None:

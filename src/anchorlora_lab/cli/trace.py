@@ -36,7 +36,7 @@ def trace(methods: str | None, order: str | None, seeds: str, points: int, layer
     runs are submitted without waiting, repeat it once the first tasks have finished.
     """
     from anchorlora.cli.parsing import method_named, order_named, refuse_unknown_tasks
-    from anchorlora_lab.cli.progress import failures, run_all, say_finished
+    from anchorlora_lab.cli.progress import failures, refuse_unfit, run_all, say_finished
     from anchorlora_lab.grid.folder import remember
     from anchorlora_lab.grid.plan import TRACED, rows, starts
 
@@ -51,7 +51,9 @@ def trace(methods: str | None, order: str | None, seeds: str, points: int, layer
     traced = rows(recipe, named, tasks, begun, to)
     refuse_unknown_tasks([run.config.order for run in traced if not run.done], recipe)
     engine = study.engine()
-    remember([run.folder for run in (*begun.values(), *traced)], to)
+    both = [*begun.values(), *traced]
+    refuse_unfit(both, study)
+    remember([run.folder for run in both], to)
     outcomes = run_all(list(begun.values()), engine, study)
     outcomes += run_all([row for row in traced if begun[row.config.seed].done], engine, study)
     say_finished(traced, "trace", outcomes, to)
