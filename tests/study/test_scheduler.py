@@ -261,6 +261,7 @@ def test_the_command_runs_what_is_missing_and_reports_what_failed(recipe_file, s
         "1 of 2 runs failed (idea.py-wrong/order2-1); the first one: exit status 2: RoutingOverlap needs the frozen rows"
         in said.err
     )
+    assert "; the same command begins them again" in said.err
     finished = tmp_path / "g/sfor/order2-1/record.json"
     record = json.loads(finished.read_text())
     assert (record["order"], record["seed"]) == (list(small.ORDER[::-1]), 1)

@@ -45,7 +45,7 @@ def grid(
     """Run every missing combination of methods, orders, and seeds.
 
     Each run is a separate process with its own run directory. Repeat the command to run only what is missing. A run that fails
-    does not stop the others; --retry-failed tries it again. Several local calls may work on one folder at the same time.
+    does not stop the others. Several local calls may work on one folder at the same time.
     """
     from anchorlora.cli.parsing import orders_named, refuse_unknown_tasks
     from anchorlora.store.selection import read_selection
@@ -79,7 +79,7 @@ def grid(
         return
     outcomes = run_all(planned, study.engine(), study)
     say_finished(planned, "run", outcomes, study.to)
-    failures(outcomes, study.to)
+    failures(outcomes, study)
 
 
 def _methods(text: str) -> list[str]:

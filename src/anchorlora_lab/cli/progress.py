@@ -96,15 +96,16 @@ def handed_over(outcomes: Sequence[Outcome], root: Path) -> None:
         out.print(f"anchorlora status {root} tells how far they are")
 
 
-def failures(outcomes: Sequence[Outcome], root: Path) -> None:
+def failures(outcomes: Sequence[Outcome], study: StudyRequest) -> None:
     """Raise Failed (exit status 1) if a run failed."""
     failed = [o for o in outcomes if o.status == "failed"]
     if failed:
-        names = ", ".join(str(o.planned.folder.relative_to(root)) for o in failed[:5])
+        names = ", ".join(str(o.planned.folder.relative_to(study.to)) for o in failed[:5])
         more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+        option = "" if study.engine_name == "local" else " with --retry-failed"
         raise Failed(
             f"{len(failed)} of {amount(len(outcomes), 'run failed', 'runs failed')} ({names}{more}); "
-            f"the first one: {failed[0].error}; the same command with --retry-failed begins them again"
+            f"the first one: {failed[0].error}; the same command{option} begins them again"
         )
 
 

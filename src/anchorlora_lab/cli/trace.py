@@ -59,4 +59,4 @@ def trace(methods: str | None, order: str | None, seeds: str, points: int, layer
     say_finished(traced, "trace", outcomes, to)
     if any(not run.done for run in begun.values()):
         out.print("traces continue from a first task; once it has finished, the same command starts them")
-    failures(outcomes, to)
+    failures(outcomes, study)
