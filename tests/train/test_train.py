@@ -380,6 +380,7 @@ def test_the_page_shows_the_verdict_first_and_escapes_what_files_hold(taught, da
     assert "unprotected" in page
     assert f"vllm serve {MINI} --enable-lora --max-lora-rank 16" in page
     assert "  # vLLM computes in half precision by default, and the verdict is of float32: some answers may differ" in page
+    assert re.search(r"\.next pre {[^}]*white-space: pre-wrap", page), "a long command, and what is said after it, is read whole"
     assert not re.search(r"https?:|src=|<link|<script", page), "the page loads nothing"
     from anchorlora.pages.verdict import render
 
