@@ -165,6 +165,9 @@ def test_an_adapter_against_its_bare_model_is_a_zero_output_block(tmp_path):
     assert (found.audited.overall.kind, found.audited.overall.status) == ("zero-output block", "violated")
     with pytest.raises(ValueError, match="BEFORE has no trained rows"):
         audit(tmp_path / "base", after)
+    edit_config(after, base_model_name_or_path="org/elsewhere")
+    (note,) = set(audit(tmp_path / "base", after, weights=4).notes) - set(found.notes)
+    assert note.startswith(f"{after} names org/elsewhere as its base model, and {tmp_path}/base was given")
 
 
 @pytest.mark.parametrize("both", [True, False])

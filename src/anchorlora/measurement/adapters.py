@@ -47,7 +47,7 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
         now = {next(iter(then)): next(iter(now.values()))}
     if lost := sorted(set(then) - set(now)):
         raise InvalidValue(f"{after} lacks the adapter {lost[0]!r} that {before} has; give two folders of the same adapters")
-    notes = _one_base([*then.values(), *now.values()])
+    notes = _one_base([*then.values(), *now.values()]) + _another_base(ask.model, after, next(iter(now.values())))
     blocks: dict[str, list[Block]] = {}
     earlier: dict[str, list[Factors]] = {}
     cores = None if ask.cores is None else read_cores(ask.cores)
@@ -138,6 +138,15 @@ def _one_base(folders: list[Path]) -> list[str]:
         return []
     named = ", ".join(f"{revision} ({folder})" for revision, folder in revisions.items())
     return [f"the adapters name different revisions of their base ({named}); if its weights differ, the numbers say nothing"]
+
+
+def _another_base(model: str | None, after: Path, adapter: Path) -> list[str]:
+    """A note on a model that is given and whose path has not the last part of the name of the adapter's base in it."""
+    base = without_secrets(str(read_config(adapter).get("base_model_name_or_path") or "")).rstrip("/")
+    path, name = (text.replace(":", "/").lower() for text in (expanded(model or "").resolve().as_posix(), base.rpartition("/")[2]))
+    if model is None or name in path:
+        return []
+    return [f"{after} names {base} as its base model, and {model} was given; if their weights differ, the numbers say nothing"]
 
 
 def _block_layer(layer: str, blocks: list[Block], find: Find) -> LayerChange:
