@@ -272,6 +272,7 @@ def test_one_bit_of_a_float32_weight_is_not_to_be_saved_in_float32_again(tmp_pat
     flipped[0, 0] ^= 1
     found = audit(write_weights(tmp_path / "a", one), write_weights(tmp_path / "b", other))
     assert found.audited.overall.status == "unresolved"
+    assert "rounding to float32 explains all of it, and" in found.verdict
     assert found.advice == "A change this small is hidden by rounding to float32; audit a later checkpoint."
 
 

@@ -101,7 +101,7 @@ def measure(before: Path, after: Path, cores: Path, data: str | None, model: str
     elif drift.exact:
         out.print(f"protected: rho is no more than rounding explains ({drift.bound:.1e})")
     elif not drift.resolved and drift.rho <= drift.bound:
-        out.print(f"cannot tell: rounding explains a rho of {drift.bound:.1e}, and chance {drift.chance:.1e}")
+        out.print(f"cannot tell: rounding explains a rho of {min(drift.bound, 1):.1e}, and chance {drift.chance:.1e}")
     else:
         out.print(f"not protected: rounding explains a rho of {drift.bound:.1e} at most")
     if drift.unprotected:

@@ -34,8 +34,9 @@ def verdict(audited: Audited, storage: str, beside: Sequence[str] = ()) -> str:
         return f"Nothing moved in the layers that were audited.{more}" if beside else "Nothing moved."
     rho, bound = _percent(drift.rho), _percent(drift.bound)
     if reading.status == "unresolved":
+        explained = "all of it" if drift.bound >= 1 else f"up to {bound}"
         return (
-            f"Unresolved: rho is {rho}, but rounding to {storage} explains up to {bound}, and a random change would have "
+            f"Unresolved: rho is {rho}, but rounding to {storage} explains {explained}, and a random change would have "
             f"{_percent(drift.chance)}."
         )
     if reading.status == "preserved":
