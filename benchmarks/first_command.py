@@ -4,7 +4,7 @@ The frontier's new skills and old abilities (`anchorlora_lab.frontier`), 192 cha
 in a process of its own, whose CPU seconds and peak memory count, and is tested as merged weights.
 
     before    the model as it was
-    peft      plain LoRA at 5e-4, on all linear layers, for two epochs, by transformers' Trainer: batches of eight chats
+    peft      plain LoRA at 5e-4, on all linear layers, for two epochs, by transformers' Trainer: batches of four chats
               of like length, and answers to the held-out chats before and after by `generate`
     plain     the same by --method inc-lora
     command   --keep self, nothing else given
