@@ -138,8 +138,8 @@ LEARNED = judged("good", "learned")
     ("skill", "kept", "words"),
     [
         (LEARNED, [], []),
-        (judged("even", "not learned"), [], ["--epochs 6 (it was 2)", "--learning-rate 0.0004 (it was 0.0002)"]),
-        (judged("even", "learned a little"), [], ["--epochs 6"]),
+        (judged("even", "not learned"), [], ["--epochs 4 (it was 2)", "--learning-rate 0.0004 (it was 0.0002)"]),
+        (judged("even", "learned a little"), [], ["--epochs 4"]),
         (
             judged("even", "learned a little"),
             [judged("good", "kept", name="self", source="self")],

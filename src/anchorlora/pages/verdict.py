@@ -105,7 +105,7 @@ def advice(verdict: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
     rate, epochs = evidence.learning_rate, evidence.epochs
     again, less = "", "; it may keep less" if verdict["kept"] else ""
     if rate and epochs:
-        again = f"--epochs {3 * epochs} (it was {epochs}), or --learning-rate {2 * rate:g} (it was {rate:g}{less})"
+        again = f"--epochs {2 * epochs} (it was {epochs}), or --learning-rate {2 * rate:g} (it was {rate:g}{less})"
     if skill["verdict"].startswith("cannot tell") and (needed := skill.get("rows_needed")):
         read = f" --set test_limit={needed}" if evidence.test_limit and needed > evidence.test_limit else ""
         yield f"{title}: test on more rows, about {needed:,}, with --test FILE{read}."
