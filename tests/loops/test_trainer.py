@@ -4,13 +4,13 @@ import gc
 import json
 import math
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import pre_tokenizers
 from torch.utils.checkpoint import CheckpointError
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -542,6 +542,23 @@ def test_the_best_model_would_be_loaded_into_the_history_and_is_refused(tmp_path
     trainer.add_callback(ProtectionCallback(setting.constraints, **setting.options()))
     with pytest.raises(InvalidValue, match="load_best_model_at_end loads into the first of the active adapters, "):
         trainer.train()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_model_that_is_saved_apart_from_its_history_is_named_and_a_checkpoint_is_not(name, tmp_path):
+    """Of the saved folder, PEFT loads the block alone, which computes something else."""
+    setting = SETTINGS[name]()
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    args = arguments(tmp_path, TRAINER[0], save_strategy="steps", save_steps=2)
+    args.max_steps = 2
+    trainer = Trainer(setting.model, args, train_dataset=data(), callbacks=[callback])
+    trainer.train()
+    apart = pytest.warns(UserWarning, match="loads the block alone; AdapterStack.save writes both as one adapter")
+    with apart if setting.history else nullcontext():
+        trainer.save_model(str(tmp_path / "model"))
+    loaded = PeftModel.from_pretrained(base_model(), str(tmp_path / "model")).eval()
+    same = torch.allclose(*(model.eval()(input_ids=tokens(1)).logits for model in (setting.model, loaded)), atol=1e-5)
+    assert same == (name == "sfor")
 
 
 @pytest.mark.filterwarnings("ignore")
