@@ -44,10 +44,10 @@ def refuse_others_factors(optimizer: Optimizer, anchor: Anchor) -> None:
         for name in layer.names:
             parameter = layer.factor(name)
             if parameter.requires_grad and id(parameter) not in moved:
-                raise InvalidValue(
-                    f"factor {name} at {layer.name} trains but is not in this optimizer; "
-                    "build the optimizer from the parameters of the model that runs, after all wrapping"
-                )
+                how = "build the optimizer from the parameters of the model that runs, after all wrapping"
+                if any(id(layer.factor(name)) in moved for layer in anchor.layers for name in layer.names):
+                    how = "one optimizer must hold all factors, in parameter groups where settings differ"
+                raise InvalidValue(f"factor {name} at {layer.name} trains but is not in this optimizer; {how}")
 
 
 def refuse_unprotected(optimizer: Optimizer, anchor: Anchor, also_training: Collection[str]) -> None:

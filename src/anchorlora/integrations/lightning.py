@@ -89,7 +89,10 @@ class LightningProtection(CallbackBase, Callback):
         anchor = (self.own_anchor and self.anchor) or Anchor.of(pl_module, **self.anchoring)
         holding = [optimizer for optimizer in trainer.optimizers if holds_factors(optimizer, anchor)]
         if len(holding) != 1:
-            raise InvalidValue(f"{len(holding)} of {len(trainer.optimizers)} optimizers hold the LoRA factors; exactly one must")
+            raise InvalidValue(
+                f"{len(holding)} of {len(trainer.optimizers)} optimizers hold LoRA factors; one must hold all of them, in "
+                "parameter groups where settings differ"
+            )
         self.begin(pl_module, holding[0])
 
     def state_dict(self) -> dict[str, Any]:
