@@ -214,7 +214,7 @@ def test_a_constraint_that_needs_the_loss_is_refused_where_nobody_asks_for_it():
 def test_an_optimizer_of_other_parameters_is_refused():
     anchor, other = anchor_of(), anchor_of(seed=3)
     with (
-        pytest.raises(ValueError, match="factor A at layer0 trains but is not in this optimizer"),
+        pytest.raises(ValueError, match="factor A at layer0 trains but is not in this optimizer; build the optimizer from"),
         protect(optimizer_for(other, "adamw"), anchor, []),
     ):
         pass
@@ -222,7 +222,8 @@ def test_an_optimizer_of_other_parameters_is_refused():
         half = torch.optim.SGD([layer.factor(held) for layer in anchor.layers], lr=1.0)
         assert holds_factors(half, anchor)
         assert not holds_factors(half, other)
-        with pytest.raises(ValueError, match=f"factor {missing} at layer0 trains but"), protect(half, anchor, []):
+        refused = f"factor {missing} at layer0 trains but is not in this optimizer; one optimizer must hold all factors"
+        with pytest.raises(ValueError, match=refused), protect(half, anchor, []):
             pass
     deep = copy.deepcopy(parameters(anchor))
     with pytest.raises(ValueError, match="not in this optimizer"), protect(torch.optim.SGD(deep, lr=1.0), anchor, []):
@@ -323,13 +324,73 @@ def test_hooks_that_others_take_off_are_missed_at_the_end():
         train(anchor, optimizer, 1)
 
 
-def test_a_replaced_optimizer_is_noticed_at_the_end_by_what_it_did():
+class _TwoCalls(torch.optim.Optimizer):
+    """Makes a step in two calls, of which torch follows none, as sharpness-aware ones do."""
+
+    def __init__(self, anchor):
+        super().__init__(parameters(anchor), {})
+        self.base_optimizer = optimizer_for(anchor, "adamw")
+
+    def zero_grad(self, set_to_none=True):
+        self.base_optimizer.zero_grad()
+
+    def second_step(self):
+        self.base_optimizer.step()
+
+
+class _Lookahead(torch.optim.Optimizer):
+    """Pulls the factors half of the way back to slow ones every third step."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer.param_groups, {})
+        self.base_optimizer, self.slow, self.steps = optimizer, [p.detach().clone() for p in self.param_groups[0]["params"]], 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.base_optimizer.step()
+        self.steps += 1
+        for p, slow in zip(self.param_groups[0]["params"], self.slow, strict=True) if self.steps % 3 == 0 else ():
+            p.copy_(slow.lerp_(p, 0.5))
+
+
+def test_another_optimizer_is_named_at_its_first_step_that_breaks_a_constraint():
     anchor = anchor_of()
-    with (
-        pytest.raises(ProtectionLost, match=r"\|dA V\| at layer0 is .*no step of the protected optimizer was seen"),
-        protect(optimizer_for(anchor, "adamw"), anchor, SFOR),
-    ):
-        train(anchor, optimizer_for(anchor, "adamw"), 3)
+    other = optimizer_for(anchor, "adam")
+    lost = r"by step 0: \|dA V\| at layer0 is .*no step of the protected optimizer was seen, so another optimizer, Adam, moves it"
+    with pytest.raises(ProtectionLost, match=lost), protect(optimizer_for(anchor, "adamw"), anchor, SFOR):
+        train(anchor, other, 3)
+    assert all(state["step"] == 1 for state in other.state.values())
+    twice = _TwoCalls(anchored(anchor))
+    with pytest.raises(ProtectionLost, match="so another optimizer, AdamW, moves it"), protect(twice, anchored(anchor), SFOR):
+        task_loss(anchor).backward()
+        twice.second_step()
+
+
+def test_an_optimizer_around_the_protected_one_is_named_where_it_breaks_a_constraint_and_only_there():
+    for inside in (False, True):
+        anchor = anchor_of(fresh=True)
+        base = optimizer_for(anchor, "adamw")
+        around = _Lookahead(base)  # its slow factors are those before `Retract`
+        lost = nullcontext() if inside else pytest.raises(ProtectionLost, match="by step 3: .*another optimizer, _Lookahead")
+        with lost, protect(base, anchor, [Retract("A"), ProjectDisplacement("A")]):
+            train(anchor, _Lookahead(base) if inside else around, 6)
+    anchor = anchor_of(fresh=True)
+    around = _Lookahead(optimizer_for(anchor, "adamw"))
+    with protect(around, anchor, [Retract("A"), ProjectDisplacement("A")]) as held:
+        train(anchor, around, 6)
+        assert held.step == 6
+
+
+def test_a_block_that_nobody_closes_does_not_look_at_a_later_protected_optimizer():
+    anchor = anchor_of()
+    first, second = optimizer_for(anchor, "adamw"), optimizer_for(anchor, "adamw")
+    forgotten = protect(first, anchor, SFOR)
+    forgotten.__enter__()
+    others = [replace(layer, core=Subspace(torch.linalg.qr(torch.randn(layer.core.d, 3)).Q)) for layer in anchor.layers]
+    with protect(second, anchored(Anchor(tuple(others))), SFOR):
+        train(anchor, second, 2)
+    with pytest.raises(ProtectionLost, match="no step of the protected optimizer was seen"):
+        forgotten.__exit__(None, None, None)
 
 
 def test_parameters_taken_out_of_the_optimizer_are_noticed():
@@ -367,8 +428,8 @@ def test_what_another_program_writes_between_steps_is_noticed_after_the_second_s
 
 def test_an_exception_in_the_loop_is_not_covered_by_a_look_at_the_promises():
     anchor = anchor_of()
-    with pytest.raises(KeyError), protect(optimizer_for(anchor, "adamw"), anchor, SFOR):
-        train(anchor, optimizer_for(anchor, "adamw"), 3)  # breaks the promise
+    with pytest.raises(KeyError), protect(optimizer_for(anchor, "adamw"), anchor, SFOR), torch.no_grad():
+        anchor.layers[0].factor("A").add_(1.0)  # breaks the promise
         raise KeyError
 
 

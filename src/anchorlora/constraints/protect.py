@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 from anchorlora.constraints.base import ActiveConstraint, Constraint, begin_task
 from anchorlora.constraints.checks import (
@@ -25,7 +26,7 @@ from anchorlora.constraints.optimizers import (
     refuse_others_factors,
     refuse_unprotected,
 )
-from anchorlora.constraints.steps import StepHooks, note_first_call
+from anchorlora.constraints.steps import PROTECTED, StepHooks, note_first_call
 from anchorlora.constraints.watch import CHECK_EVERY, StepWatch
 from anchorlora.devices import Uninterrupted, torch
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost
@@ -149,6 +150,8 @@ def enforcing(
     also_training: Collection[str] = (),
 ) -> Iterator[Protection]:
     # what `protect` does, without a word about what the constraints leave open: a method says that itself
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
     inner = innermost(optimizer)
     before_steps = inner._optimizer_step_pre_hooks
     for key in [key for key, hook in before_steps.items() if hook is _refuse_unentered]:
@@ -187,6 +190,10 @@ def enforcing(
             steps = StepHooks(active, active.watch, unasked, anchor)
             before, after = (torch.compiler.disable(hook) for hook in (steps.before, steps.after))  # a step may be compiled
             hooks += [inner.register_step_pre_hook(before), inner.register_step_post_hook(after)]
+            seen = WeakMethod(steps.after_other)  # a block that nobody closes ends when its optimizer is no longer used
+            watch_others = torch.compiler.disable(lambda *args: (look := seen()) and look(*args))
+            hooks += [register_optimizer_step_post_hook(watch_others)]
+            PROTECTED.add(inner)
             with true_precision(anchor):
                 for c in active:
                     c.begin(step)
@@ -241,6 +248,7 @@ def _release(
         if steps is not None:  # an interrupt may have come while another one was answered
             with suppress(Exception):
                 steps.settle()
+            PROTECTED.discard(steps.watch.optimizer)
         for hook in hooks:
             hook.remove()
         for end in ends:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from anchorlora.constraints.base import ActiveConstraint
 from anchorlora.constraints.checks import true_precision
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     from anchorlora.adapters import Anchor
     from anchorlora.constraints.watch import StepWatch
+
+
+PROTECTED: WeakSet[Optimizer] = WeakSet()  # the optimizers whose blocks are open
 
 
 class StepHooks:
@@ -74,6 +78,11 @@ class StepHooks:
             project_copies(optimizer, self.anchor, self.active)
             self.outermost, self.gradients = None, 0  # only now: until then the end of the block projects what has moved
             self.watch.count_step()
+
+    def after_other(self, optimizer: Optimizer, *_: Any) -> None:
+        # Verify after a step of another optimizer of the factors, unless it is part of the protected one's or protected itself.
+        if optimizer not in PROTECTED and not self._is_inner(_step_frame()):
+            self.watch.look_after(optimizer)
 
     def settle(self) -> None:
         """Project what a failed step may have moved; it does not count as a step."""

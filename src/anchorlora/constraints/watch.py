@@ -63,9 +63,22 @@ class StepWatch:
             self.refuse_detached(step)
             violation = self._first_violation()
         if violation:
-            unseen = "no step of the protected optimizer was seen"
-            cause = unseen if self.step == self.first else "it was written outside the optimizer's steps"
-            raise _protection_lost(step, violation, f"{cause}, so another optimizer or program moves it")
+            raise _protection_lost(step, violation, f"{self._outside()}, so another optimizer or program moves it")
+
+    def look_after(self, other: Optimizer) -> None:
+        # Verify the constraints if another optimizer that holds factors has made a step.
+        moved = moved_by(other)
+        if not any(id(parameter) in moved for _, parameter in self.trained):
+            return
+        with true_precision(self.anchor):
+            violation = self._first_violation()
+        if violation:
+            cause = f"{self._outside()}, so another optimizer, {type(other).__name__}, moves it: give that one to protect"
+            raise _protection_lost(self.step, violation, cause)
+
+    def _outside(self) -> str:
+        unseen = "no step of the protected optimizer was seen"
+        return unseen if self.step == self.first else "it was written outside the optimizer's steps"
 
     def refuse_detached(self, step: int) -> None:
         """Refuse to go on when the loop has removed what the constraints act on."""
