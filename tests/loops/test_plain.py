@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anchorlora import Freeze, ProjectDisplacement, RoutingOverlap, protect
+from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, RoutingOverlap, protect
 from loops.cases import PLAIN, PLAIN_REFUSED
 from loops.setting import CLIP, FEWER, SETTINGS, adamw, fresh, learned, loss_of, schedule, steps_of, tokens, trained, verdict
 
@@ -134,7 +134,9 @@ def test_what_cannot_be_kept_is_refused(row, note):
 OPEN = {
     r'A may move on protected directions at .*; add ProjectDisplacement\("A"\)': (learned, [Freeze("B")]),
     r'B trains, and A reads protected directions at .*; add Freeze\("B"\)': (learned, [ProjectDisplacement("A")]),
-    r'.*; add Retract\("A"\)': (fresh, [ProjectDisplacement("A")]),
+    r'.*; add Retract\("A"\)$': (fresh, [ProjectDisplacement("A")]),
+    r'A may move on .* while B trains, at .*; add Freeze\("B"\) and ProjectDisplacement\("A"\)': (learned, [ProjectGradient("A")]),
+    r'.*; add Retract\("A"\) and ProjectDisplacement\("A"\)': (fresh, [ProjectGradient("A")]),
 }
 
 
@@ -152,6 +154,17 @@ def test_half_protected_the_same_training_writes_on_the_core_and_what_is_open_is
             optimizer.step()
     rho, bound = verdict(anchor)
     assert rho > 1e4 * bound
+
+
+def test_under_plain_sgd_a_projected_gradient_is_enough_and_nothing_is_named():
+    setting = learned()
+    optimizer, anchor = optim.SGD(trained(setting.model), lr=0.3), setting.anchor()
+    with protect(optimizer, anchor, [ProjectGradient("A"), Freeze("B")]):
+        for _ in range(10):
+            backward(setting.model, optimizer, tokens(2))
+            optimizer.step()
+    rho, bound = verdict(anchor)
+    assert rho < 10 * bound
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -122,19 +122,20 @@ def refuse_nothing_free(anchor: Anchor, closed: Collection[str]) -> None:
     warnings.warn(f"nothing can be learned at {name}{more}: all directions of the input are protected", stacklevel=4)
 
 
-def name_open(anchor: Anchor, closed: Collection[str]) -> None:
-    # a warning where constraints hold a part of the response on the core and leave the rest of it open, with what closes it
+def name_open(anchor: Anchor, closed: Collection[str], *, projects: bool) -> None:
+    # a warning where constraints hold a part of the response on the core, or project A's gradient, and leave the rest of it open,
+    # with what closes it
     of_A, of_B = "displacement" in closed, bool({"delta_b", "delta_b_term", "start"} & set(closed))
-    if of_A == of_B or {"response", "state"} & set(closed):
+    if (of_A and of_B) or not (of_A or of_B or projects) or {"response", "state"} & set(closed):
         return
     layers = [layer for layer in anchor.layers if layer.core is not None and anchor.model is not None]
-    if of_A:
-        layers = [layer for layer in layers if layer.factor("B").requires_grad and reads_core(layer)]
-    if layers:
-        learned = bool(layers[0].factor("B").any())
-        how = ('Freeze("B")' if learned else 'Retract("A")') if of_A else 'ProjectDisplacement("A")'
+    reading = [layer for layer in layers if not of_B and layer.factor("B").requires_grad and reads_core(layer)]
+    for layer in (reading or ([] if of_A else layers))[:1]:
+        how = [] if not reading else ['Freeze("B")'] if layer.factor("B").any() else ['Retract("A")']
+        how += [] if of_A else ['ProjectDisplacement("A")']
         what = "B trains, and A reads protected directions" if of_A else "A may move on protected directions"
-        warnings.warn(f"{what} at {layers[0].name}, so what the layer answers to them changes; add {how}", stacklevel=3)
+        what += " and reads them while B trains," if reading and not of_A else ""
+        warnings.warn(f"{what} at {layer.name}, so what the layer answers to them changes; add {' and '.join(how)}", stacklevel=3)
 
 
 def refuse_learned(anchor: Anchor, part: str) -> None:

@@ -21,6 +21,7 @@ from anchorlora.constraints.checks import (
 )
 from anchorlora.constraints.displacement import ProjectDisplacement
 from anchorlora.constraints.freeze import Frozen
+from anchorlora.constraints.gradient import ProjectGradient
 from anchorlora.constraints.optimizers import (
     innermost,
     refuse_others_factors,
@@ -123,8 +124,11 @@ def protect(
     chosen = as_constraints(constraints)
     if isinstance(anchor, torch.nn.Module):
         raise InvalidType(f"anchor is a {type(anchor).__name__}; give Anchor.of(model, cores=cores)")
-    name_open(anchor, _closed(chosen))
-    innermost(optimizer).register_step_pre_hook(_refuse_unentered)  # until the block begins
+    inner, closed = innermost(optimizer), _closed(chosen)
+    projects = any(isinstance(constraint, ProjectGradient) and constraint.factor == "A" for constraint in chosen)
+    plain = type(inner) is torch.optim.SGD and not any(group["weight_decay"] for group in inner.param_groups)
+    name_open(anchor, closed | ({"displacement"} if projects and plain else set()), projects=projects)
+    inner.register_step_pre_hook(_refuse_unentered)  # until the block begins
     return enforcing(optimizer, anchor, chosen, check_every=check_every, step=step, also_training=also_training)
 
 
