@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, RoutingOverlap, protect
+from anchorlora import Freeze, ProjectDisplacement, ProjectGradient, ProjectStep, RoutingOverlap, protect
 from loops.cases import PLAIN, PLAIN_REFUSED
 from loops.setting import CLIP, FEWER, SETTINGS, adamw, fresh, learned, loss_of, schedule, steps_of, tokens, trained, verdict
 
@@ -136,6 +136,7 @@ OPEN = {
     r'B trains, and A reads protected directions at .*; add Freeze\("B"\)': (learned, [ProjectDisplacement("A")]),
     r'.*; add Retract\("A"\)$': (fresh, [ProjectDisplacement("A")]),
     r'A may move on .* while B trains, at .*; add Freeze\("B"\) and ProjectDisplacement\("A"\)': (learned, [ProjectGradient("A")]),
+    r'B trains, .*; add Freeze\("B"\)$': (learned, [ProjectStep("A")]),
     r'.*; add Retract\("A"\) and ProjectDisplacement\("A"\)': (fresh, [ProjectGradient("A")]),
 }
 
@@ -156,10 +157,12 @@ def test_half_protected_the_same_training_writes_on_the_core_and_what_is_open_is
     assert rho > 1e4 * bound
 
 
-def test_under_plain_sgd_a_projected_gradient_is_enough_and_nothing_is_named():
+@pytest.mark.parametrize("form", [ProjectGradient, ProjectStep])
+def test_what_projects_gradients_under_plain_sgd_or_each_step_is_enough_and_nothing_is_named(form):
     setting = learned()
-    optimizer, anchor = optim.SGD(trained(setting.model), lr=0.3), setting.anchor()
-    with protect(optimizer, anchor, [ProjectGradient("A"), Freeze("B")]):
+    make = optim.SGD if form is ProjectGradient else optim.Adam
+    optimizer, anchor = make(trained(setting.model), lr=1e-2), setting.anchor()
+    with protect(optimizer, anchor, [form("A"), Freeze("B")]):
         for _ in range(10):
             backward(setting.model, optimizer, tokens(2))
             optimizer.step()

@@ -120,12 +120,12 @@ class ProjectStep(ProtectsPast):
         factor: The factor to project, "A".
 
     Example:
-        >>> from anchorlora import Anchor, ProjectStep, protect
+        >>> from anchorlora import Anchor, ProjectStep, Retract, protect
         >>> model = tiny()
         >>> trained = [p for p in model.parameters() if p.requires_grad]
         >>> anchor = Anchor.of(model, cores=cores_of(model))
         >>> optimizer = torch.optim.AdamW(trained)
-        >>> with protect(optimizer, anchor, [ProjectStep("A")]):
+        >>> with protect(optimizer, anchor, [Retract("A"), ProjectStep("A")]):
         ...     for p in trained:
         ...         p.grad = torch.randn_like(p)  # loss.backward() in a real loop
         ...     optimizer.step()

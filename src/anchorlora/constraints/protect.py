@@ -19,7 +19,7 @@ from anchorlora.constraints.checks import (
     refuse_unsound,
     true_precision,
 )
-from anchorlora.constraints.displacement import ProjectDisplacement
+from anchorlora.constraints.displacement import ProjectDisplacement, ProjectStep
 from anchorlora.constraints.freeze import Frozen
 from anchorlora.constraints.gradient import ProjectGradient
 from anchorlora.constraints.optimizers import (
@@ -125,9 +125,11 @@ def protect(
     if isinstance(anchor, torch.nn.Module):
         raise InvalidType(f"anchor is a {type(anchor).__name__}; give Anchor.of(model, cores=cores)")
     inner, closed = innermost(optimizer), _closed(chosen)
-    projects = any(isinstance(constraint, ProjectGradient) and constraint.factor == "A" for constraint in chosen)
     plain = type(inner) is torch.optim.SGD and not any(group["weight_decay"] for group in inner.param_groups)
-    name_open(anchor, closed | ({"displacement"} if projects and plain else set()), projects=projects)
+    projected = {type(constraint) for constraint in chosen if getattr(constraint, "factor", None) == "A"}
+    if ProjectStep in projected or (plain and ProjectGradient in projected):  # A stays off the core, but for roundings that add up
+        closed |= {"displacement"}
+    name_open(anchor, closed, projects=ProjectGradient in projected)
     inner.register_step_pre_hook(_refuse_unentered)  # until the block begins
     return enforcing(optimizer, anchor, chosen, check_every=check_every, step=step, also_training=also_training)
 
