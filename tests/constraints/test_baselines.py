@@ -240,3 +240,5 @@ def test_distillation_without_a_model_or_in_a_loop_that_never_asks_is_refused(st
     asked(blocks, batch).logits.sum().backward()
     with protect(optimizer, anchor, [Distillation()]), pytest.raises(TypeError, match="Distilling adds to the loss"):
         optimizer.step()
+    with protect(optimizer, anchor, Distillation()) as held, pytest.raises(TypeError, match="takes a MicroBatch .*, not a dict"):
+        held[0].loss(batch.inputs, None)

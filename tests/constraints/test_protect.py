@@ -10,6 +10,7 @@ from accelerate.state import GradientState
 
 import models
 from anchorlora import (
+    METHODS,
     AdaptedLayer,
     Anchor,
     AnswerSensitivity,
@@ -230,6 +231,11 @@ def test_an_optimizer_of_other_parameters_is_refused():
         pass
     with pytest.raises(TypeError, match=r"anchor is a Linear; give Anchor.of\(model, cores=cores\)"):
         protect(half, torch.nn.Linear(1, 1), []).__enter__()
+    for wrong in (METHODS["sfor"], "sfor", [SFOR]):
+        with pytest.raises(TypeError, match="a (Method|str|list) is no constraint; give a list of constraints"):
+            protect(half, anchor, wrong)
+    with pytest.raises(TypeError, match="Linear is no anchor; give the one that training began with"):
+        measure(torch.nn.Linear(1, 1))
 
 
 def test_optimizers_whose_steps_cannot_be_followed_are_refused():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.devices import torch
-from anchorlora.errors import InvalidValue
+from anchorlora.errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,6 +86,8 @@ class _Distilling(ActiveConstraint):
         self.total, self.examples, self.value = 0.0, 0, 0.0
 
     def loss(self, batch: Any, outputs: Any) -> Tensor:
+        if not hasattr(batch, "answer_logits"):
+            raise InvalidType(f"Distillation takes a MicroBatch of anchorlora.continual.batches, not a {type(batch).__name__}")
         answers = batch.targets >= 0
         if self.on == "remembered" and batch.remembered is None:
             return outputs.logits.new_zeros(())

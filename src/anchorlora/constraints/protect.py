@@ -96,8 +96,8 @@ def protect(
         The active constraints in order; the loop adds the `loss` of each to the task loss where there is one.
 
     Raises:
-        InvalidType: The optimizer's steps cannot be followed, factors are not float32 or float64, a class is given for a
-            constraint, or a constraint needs `loss` and the loop does not ask for it.
+        InvalidType: The optimizer's steps cannot be followed, factors are not float32 or float64, something else is given for
+            a constraint, or a constraint needs `loss` and the loop does not ask for it.
         InvalidValue: The optimizer or the model does not hold the factors, something else of a protected layer trains, the factors
             have moved since the anchor was made, a core is not orthonormal, or nothing can train: a frozen factor is zero, or all
             directions of all inputs are protected.
@@ -122,7 +122,7 @@ def protect(
         True
     """
     chosen = as_constraints(constraints)
-    if isinstance(anchor, torch.nn.Module):
+    if isinstance(anchor, torch.nn.Module) or not hasattr(anchor, "layers"):
         raise InvalidType(f"anchor is a {type(anchor).__name__}; give Anchor.of(model, cores=cores)")
     inner, closed = innermost(optimizer), _closed(chosen)
     plain = type(inner) is torch.optim.SGD and not any(group["weight_decay"] for group in inner.param_groups)
@@ -219,9 +219,11 @@ def enforcing(
 
 def as_constraints(given: Constraint | Iterable[Constraint]) -> tuple[Constraint, ...]:
     """Return constraints that can be read more than once, of an iterator too, or of one alone."""
-    constraints = (given,) if isinstance(given, Constraint) else tuple(given)
+    constraints = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     if named := next((c.__name__ for c in constraints if isinstance(c, type)), None):
         raise InvalidType(f"{named} is a class and no constraint yet; give {named}(..)")
+    if other := next((type(c).__name__ for c in constraints if not hasattr(c, "begin_task")), None):
+        raise InvalidType(f"a {other} is no constraint; give a list of constraints, those of a method as method.constraints")
     return constraints
 
 

@@ -23,7 +23,7 @@ from anchorlora.adapters import NOTHING, AdaptedLayer, Anchor
 from anchorlora.adapters.layers import as_subspace
 from anchorlora.constraints.sensitivity import knows, sensitivity
 from anchorlora.devices import in_float64
-from anchorlora.errors import InvalidValue, NotFinite
+from anchorlora.errors import InvalidType, InvalidValue, NotFinite
 from anchorlora.geometry import Factors, LayerCore, Product, Subspace
 from anchorlora.geometry.subspace import TokenRows
 from anchorlora.store.record import is_zero, largest_zero
@@ -193,6 +193,8 @@ def measure(anchor: Anchor, cores: Mapping[str, Subspace | LayerCore | Tensor] =
         >>> print(measure(anchor))  # doctest: +ELLIPSIS
         rho is ...: more of the change lies on protected directions than rounding explains (...), over 4 protected layers.
     """
+    if not hasattr(anchor, "live"):
+        raise InvalidType(f"{type(anchor).__name__} is no anchor; give the one that training began with, of Anchor.of")
     live = anchor.live()
     squares = {
         layer.name: _squares(layer, cores.get(layer.name, layer.core), live.get(layer.name, layer.current))
