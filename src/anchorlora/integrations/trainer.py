@@ -212,8 +212,7 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
         return create_and_activate
 
     def _name_parts_after(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        """Say what a saved folder is not, except a checkpoint: a block without its history computes something else."""
-
+        # a block without its history computes something else; a checkpoint needs both apart
         @wraps(save)
         def save_and_name_parts(output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
             save(output_dir, *args, **kwargs)
