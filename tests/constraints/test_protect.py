@@ -399,6 +399,18 @@ def test_a_block_that_nobody_closes_does_not_look_at_a_later_protected_optimizer
         forgotten.__exit__(None, None, None)
 
 
+def test_the_protected_optimizer_is_no_other_one_after_a_block_inside_the_block():
+    anchor = anchor_of()
+    optimizer = optimizer_for(anchor, "adamw")
+    lost = pytest.raises(ProtectionLost, match="by step 4: the frozen factor B .*, so another optimizer or program moves it")
+    with lost, protect(optimizer, anchor, SFOR):
+        with protect(optimizer, anchor, SFOR):
+            train(anchor, optimizer, 3)
+        with torch.no_grad():
+            anchor.layers[1].factor("B").add_(1.0)
+        train(anchor, optimizer, 1)
+
+
 def test_parameters_taken_out_of_the_optimizer_are_noticed():
     anchor = anchor_of()
     optimizer = optimizer_for(anchor, "adamw")

@@ -81,7 +81,7 @@ class StepHooks:
 
     def after_other(self, optimizer: Optimizer, *_: Any) -> None:
         # Verify after a step of another optimizer of the factors, unless it is part of the protected one's or protected itself.
-        if optimizer not in PROTECTED and not self._is_inner(_step_frame()):
+        if optimizer is not self.watch.optimizer and optimizer not in PROTECTED and not self._is_inner(_step_frame()):
             self.watch.look_after(optimizer)
 
     def settle(self) -> None:
