@@ -51,7 +51,7 @@ class AdapterStack:
         history_dropout: Dropout on the history's input: "off", or "shared" for one mask over history and current.
 
     Attributes:
-        model: The adapted PeftModel; train this one.
+        model: The adapted PeftModel; train this one, and save it with `save`: its save_pretrained writes block and history apart.
         gates: Gates of the stacked adapters, or None. Set by an adapter plan.
         fan_in_fan_out: Whether all adapted layers hold their weight as (d_in, d_out), as GPT-2's Conv1D does.
 
