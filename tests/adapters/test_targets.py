@@ -24,8 +24,10 @@ from anchorlora.adapters import (
     target_layers,
     write_adapter,
 )
+from anchorlora.errors import AnchorloraError
 from anchorlora.geometry import Factors
-from architectures.cases import ARCHITECTURES
+from architectures.cases import ARCHITECTURES, OF_8, PLAIN, SEES, Architecture
+from architectures.trials import protection
 
 OF = {each.model_type: each for each in ARCHITECTURES}
 EPS = torch.finfo(torch.float32).eps
@@ -171,6 +173,46 @@ def test_a_router_that_is_linear_by_class_only_is_refused_and_no_part_of_all_lin
         target_layers(model, (router,))
     falcon = target_layers(OF["falcon"].model(), "all-linear")  # whose forward is its own, and linear
     assert {type(layer).__name__ for layer in falcon.values()} == {"FalconLinear"}
+
+
+MIXER = {"state_size": 8, "time_step_rank": 4}
+OF_JAMBA = {"mamba_d_state": 8, "mamba_dt_rank": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}
+
+
+@pytest.mark.parametrize(("kind", "of_kind", "passed_by"), [("mamba", MIXER, "out_proj"), ("jamba", OF_JAMBA, "dt_proj")])
+def test_all_linear_leaves_out_layers_whose_weight_the_model_reads_past_an_adapter(kind, of_kind, passed_by):
+    model, called = Architecture("", kind, (), {**OF_8, **of_kind}).model(), set()
+    assert isinstance(next(m for n, m in model.named_modules() if n.endswith(passed_by)), nn.Linear)
+    stack = AdapterStack(model, targets="all-linear", rank=2, alpha=4)
+    layers = lora_layers(stack.model)
+    for name, layer in layers.items():
+        layer.register_forward_hook(lambda *_, name=name: called.add(name))
+    logits(stack.model)
+    assert called == set(layers)
+    assert not any(name.endswith(passed_by) for name in layers)
+
+
+def test_what_peft_does_not_adapt_is_refused_in_one_line():
+    with pytest.raises(ValueError, match="PEFT puts no adapter on MambaForCausalLM: .*'out_proj' is incompatible") as refused:
+        AdapterStack(Architecture("", "mamba", (), {**PLAIN, **MIXER}).model(), targets=("out_proj",), rank=2, alpha=4)
+    assert isinstance(refused.value, AnchorloraError)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "v_proj")])
+def test_of_a_model_that_sees_images_the_part_that_reads_text_is_adapted(targets):
+    model = SEES.model()
+    assert any("vision" in name and name.endswith("q_proj") for name, _ in model.named_modules())
+    layers = lora_layers(AdapterStack(model, targets=targets, rank=2, alpha=4).model)
+    assert {name.rpartition(".layers.")[0] for name in layers} == {"model.language_model"}
+    assert protection(SEES.model(), targets) < 1e-6
+
+
+def test_a_path_or_an_expression_names_a_layer_of_any_part():
+    model = SEES.model()
+    path = next(name for name, _ in model.named_modules() if "vision" in name and name.endswith("q_proj"))
+    assert list(target_layers(model, (path,))) == [path]
+    assert list(target_layers(model, r".*vision.*\.q_proj")) == [path]
+    assert len(target_layers(model, ("v_proj", path))) == 3
 
 
 def test_factors_the_wrong_way_round_do_not_fit(tmp_path):

@@ -96,6 +96,15 @@ ARCHITECTURES = [
 ]
 
 
+LFM2 = Architecture("LFM2", "lfm2", QV, {**LLAMA, "layer_types": ["conv", "full_attention"]})
+SHARING = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2}
+PER_LAYER = {"global_head_dim": 8, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": IDS["vocab_size"]}
+GEMMA4 = Architecture("Gemma 4", "gemma4_text", QV, {**OF_8, **SHARING, **PER_LAYER})
+VISION = {**PLAIN, "num_hidden_layers": 1, "intermediate_size": 48, "image_size": 28, "patch_size": 14}
+IN_PARTS = {"text_config": {**IDS, **OF_8}, "vision_config": VISION, "mm_tokens_per_image": 4}
+SEES = Architecture("Gemma 3", "gemma3", QV, IN_PARTS)
+
+
 @dataclass(frozen=True)
 class Case:
     """One row of the table."""

@@ -51,7 +51,7 @@ def learn(model, optimizer, batch, steps):
 
 def protection(model, targets):
     """rho of a second task in a loop of one's own, over the adapter of a first one; fails where a layer hardly moved."""
-    vocabulary = model.config.vocab_size
+    vocabulary = model.config.get_text_config().vocab_size
     model = adapted(model, target_layers(model, targets))
     trained = [p for p in model.parameters() if p.requires_grad]
     store = FeatureStore(limit=48, held_out=8)

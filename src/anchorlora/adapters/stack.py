@@ -87,11 +87,14 @@ class AdapterStack:
 
     def __post_init__(self) -> None:
         layers = target_layers(self.base, self.targets)
-        self._targets = sorted(layers) if isinstance(self.targets, str) else list(self.targets)
+        self._targets = sorted(layers)
         self.fan_in_fan_out = are_transposed(layers.values())
         keep_unpacked(self.base)
         self.base.requires_grad_(False)
-        self.model = self._quietly(get_peft_model, self.base, self._config(self.rank, self.dropout), adapter_name=CURRENT)
+        try:
+            self.model = self._quietly(get_peft_model, self.base, self._config(self.rank, self.dropout), adapter_name=CURRENT)
+        except ValueError as error:  # layers of some kinds it does not adapt, such as Mamba's out_proj
+            raise InvalidValue(f"PEFT puts no adapter on {type(self.base).__name__}: {' '.join(str(error).split()):.300}") from None
         self._names = list(lora_layers(self.model))
 
     @classmethod

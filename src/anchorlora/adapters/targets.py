@@ -9,8 +9,10 @@ bfloat16. A base model that adapters are trained on must therefore never be pack
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -21,20 +23,25 @@ from transformers.pytorch_utils import Conv1D
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors
 
+WEIGHT = re.compile(r"\bself\.(\w+)\.weight\b(?!\.(?:dtype|device|shape)\b)")
+NOT_COMPUTING = re.compile(r".*(?:\binit\.|\bisinstance\().*")  # lines that start a weight, or ask what it is
+
 Adaptable: TypeAlias = nn.Linear | Conv1D  # y = x W^T + b, and y = x W + b
 
 
 def target_layers(base: nn.Module, targets: tuple[str, ...] | str) -> dict[str, Adaptable]:
     """Return the layers that `targets` names in a model without adapters."""
-    kind, head = type(base).__name__, _output_layer(base)
-    linear = {name: module for name, module in base.named_modules() if module is not head and _is_linear(module)}
+    kind, head, reading_text = type(base).__name__, _output_layer(base), _modules_of_text(base)
+    linear = {name: module for name, module in reading_text.items() if module is not head and _is_linear(module)}
     experts = _taken_for_experts(base, linear)
-    adaptable = {name: module for name, module in linear.items() if name not in experts}
+    passed_by = _read_as_weights(base, linear)
+    adaptable = {name: module for name, module in linear.items() if name not in experts and name not in passed_by}
     there = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in adaptable})) or "none"
     if targets == "all-linear":
         matched: dict[str, Any] = adaptable
-    else:
-        matched = {name: module for name, module in base.named_modules() if _is_target(name, targets)}
+    else:  # an expression or a whole path says which part of a model it means; a name does not
+        chosen, exact = {n: m for n, m in base.named_modules() if _is_target(n, targets)}, isinstance(targets, str)
+        matched = {name: module for name, module in chosen.items() if exact or name in reading_text or name in targets}
     if not matched:
         asked = targets if isinstance(targets, str) else ", ".join(targets)
         fused = next((n for n, p in base.named_parameters() if p.ndim > 2 and _is_target(n, targets)), None)
@@ -56,6 +63,32 @@ def target_layers(base: nn.Module, targets: tuple[str, ...] | str) -> dict[str, 
                 f"protected here; choose other targets (its linear layers: {there}) or another model"
             )
     return matched
+
+
+def _modules_of_text(base: nn.Module) -> dict[str, nn.Module]:
+    whole: Any = base
+    config: Any = getattr(whole, "config", None)  # of a model that reads images or sound too, it has that of a part that reads text
+    if not hasattr(config, "get_text_config") or config.get_text_config() is config:
+        return dict(base.named_modules())
+    text = whole.get_decoder()
+    prefix = next(name for name, module in base.named_modules() if module is text)
+    return dict(text.named_modules(prefix=prefix))
+
+
+def _read_as_weights(base: nn.Module, names: Iterable[str]) -> set[str]:
+    # as Mamba's kernels do in place of a call, so that an adapter would be passed by
+    of_parent = {name: name.rpartition(".") for name in names}
+    kinds: dict[str, Any] = {path: type(base.get_submodule(path)) for path, _, _ in of_parent.values()}
+    return {name for name, (path, _, last) in of_parent.items() if last in _weights_read_in(kinds[path])}
+
+
+@cache
+def _weights_read_in(kind: Any) -> frozenset[str]:
+    try:
+        source = inspect.getsource(kind)
+    except (OSError, TypeError):  # of a class that was made in a session
+        return frozenset()
+    return frozenset(WEIGHT.findall(NOT_COMPUTING.sub("", source)))
 
 
 def _output_layer(base: nn.Module) -> nn.Module | None:

@@ -75,7 +75,7 @@ class Session:
         Args:
             max_tokens: The most that are asked for.
         """
-        return min(max_tokens, getattr(self.loaded.model.config, "max_position_embeddings", max_tokens))
+        return min(max_tokens, getattr(self.loaded.model.config.get_text_config(), "max_position_embeddings", None) or max_tokens)
 
     def refuse_other(self, settings: BaseModelSettings) -> None:
         """Refuse settings that would load another model, or this one in another way.
