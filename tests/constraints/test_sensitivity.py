@@ -29,9 +29,11 @@ from anchorlora.constraints.sensitivity import INPUTS, OUTPUTS, TASKS, sensitivi
 from anchorlora.constraints.stacks import Stack
 from anchorlora.geometry import Product
 from anchorlora.measurement import predicted_kl
+from architectures.cases import LLAMA, Architecture
 from toys import OPTIMIZERS, anchor_of, optimizer_for, parameters, task_loss
 
 LENGTH, ANSWER = 9, 2
+CLAMPS = Architecture("OLMo", "olmo", ("q_proj", "v_proj"), {**LLAMA, "clip_qkv": 0.05})
 
 
 def texts(count, seed=0):
@@ -105,12 +107,27 @@ def test_inputs_and_outputs_are_those_of_answers_that_the_model_draws_over_two_t
         ids = texts(count, seed=task)
         past = whole.end_task(stack.anchor(losses=losses_of(stack.model, ids), past=past))
         expected.append(dense(stack.model, ids))
-    for name, module in lora_layers(stack.model).items():
+    compare(stack.model, past, expected)
+
+
+def compare(model, past, expected):
+    for name, module in lora_layers(model).items():
         C, G = (sum(each[side][name] for each in expected) for side in (0, 1))
         found_C, found_G = sensitivity(past, name, d_in=module.in_features, d_out=module.out_features)
         for found, right in ((found_C, C / G.trace()), (found_G, G)):
             mine = found.times(torch.eye(len(right), dtype=torch.float64))
             assert float((mine - right).norm()) <= 2e-4 * float(right.norm()), name  # float32 forward and backward passes
+
+
+def test_what_a_layer_returns_counts_as_it_was_before_the_model_wrote_to_it():
+    """OLMo clamps queries, keys and values in place, those of the first layer too, which no gradient has to pass."""
+    stack = AdapterStack(CLAMPS.model(), targets=("q_proj", "v_proj"), rank=4, alpha=16)
+    stack.open(torch.Generator().manual_seed(5))
+    stack.model.eval()
+    past = AnswerSensitivity(examples=3, inputs=64, outputs=64).end_task(
+        stack.anchor(losses=losses_of(stack.model, texts(3, seed=1)))
+    )
+    compare(stack.model, past, [dense(stack.model, texts(3, seed=1))])
 
 
 def test_tasks_that_count_alike_are_the_mean_of_equal_traces_of_the_fisher_information(stack):

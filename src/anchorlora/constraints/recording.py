@@ -109,7 +109,7 @@ class ExampleRecord:
     """Input and output of each layer for the last example, and the model's logits, as forward hooks record them."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, Tensor, Tensor]] = []
+        self.calls: list[tuple[str, Tensor, Any]] = []  # with the edge of the graph by which its output's gradient comes
         self.logits: Tensor | None = None
         self.without: str | None = None  # a layer that ran outside the graph
 
@@ -135,12 +135,12 @@ class ExampleRecord:
             )
         calls, self.calls = self.calls, []  # activation checkpointing calls the layers again
         of: Any = self.logits if loss is None else loss
-        gradients = torch.autograd.grad([of], [y for *_, y in calls], [toward] if loss is None else None, allow_unused=True)
+        gradients = torch.autograd.grad([of], [edge for *_, edge in calls], [toward] if loss is None else None, allow_unused=True)
         self.logits = None
         out: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        for (name, x, y), g in zip(calls, gradients, strict=True):
+        for (name, x, _), g in zip(calls, gradients, strict=True):
             if g is not None and g.numel():
-                out.setdefault(name, []).append((x.reshape(-1, x.shape[-1]), g.reshape(-1, y.shape[-1])))
+                out.setdefault(name, []).append((x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])))
         return {name: joined(*zip(*parts, strict=True)) for name, parts in out.items()}
 
 
@@ -157,8 +157,11 @@ def record_examples(anchor: Anchor, who: str) -> Iterator[ExampleRecord]:
     def note(name: str, module: Any, args: tuple, output: Tensor) -> Tensor:
         """Add a call of the layer, with an output that gradients can be taken of."""
         seen.without = seen.without or (None if torch.is_grad_enabled() else name)
-        y = output if output.requires_grad else output.detach().requires_grad_()
-        seen.calls.append((name, args[0].detach(), y))
+        if not torch.is_grad_enabled():
+            seen.calls.append((name, args[0].detach(), None))
+            return output
+        y = output if output.requires_grad else output.detach().requires_grad_().clone()  # no leaf may be written to
+        seen.calls.append((name, args[0].detach(), torch.autograd.graph.get_gradient_edge(y)))  # before the model writes to it
         return y
 
     def keep(module: Any, args: tuple, output: Any) -> None:
