@@ -3,14 +3,16 @@
 import re
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from anchorlora.adapters import target_layers
 from anchorlora.cli.app import main
 from anchorlora.export.export import Request, export
 from anchorlora.export.source import export_source
+from anchorlora.models.cores_from_text import CoreRule, cores_from_data
 from anchorlora.pages.card import card
-from architectures.cases import CASES, REFUSED
-from architectures.trials import TASKS, cores, exports, protection, run, saved_adapter
+from architectures.cases import CASES, GEMMA4, REFUSED
+from architectures.trials import CHANGES, TASKS, cores, exports, protection, run, saved_adapter
 from golden import note_row
 
 TAKEN = [case for case in CASES if not case.of.refused]
@@ -26,6 +28,18 @@ def test_an_architecture_is_protected_and_run_and_its_adapter_is_loaded_by_plain
     forms = exports(folder, tmp_path / "run", tmp_path / "exports")
     found = {"adapted": layers, "protect": f"rho {rho:.1e}", "cores": made, "run": f"rho {of_the_run:.1e}", "export": forms}
     note_row("architectures", of=case.of.name, type=case.of.model_type, layers=case.layers, **found)
+
+
+@pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="this transformers has no Gemma 4")
+@pytest.mark.parametrize("batching", ["packed", "padded"])
+def test_layers_that_a_model_runs_on_kept_positions_alone_are_read_whole(batching, tmp_path, monkeypatch):
+    folder = GEMMA4.write(tmp_path / "model")
+    monkeypatch.setitem(CHANGES, "batching", batching)
+    assert run(folder, "all-linear", tmp_path / "run") < 1e-6
+    layers = sorted({name.rsplit(".", 1)[-1] for name in target_layers(GEMMA4.model(), "all-linear")})
+    text = [{"text": "The bridge crosses the river near the old mill."}, {"text": "Nobody has mended it since the flood."}]
+    made = cores_from_data(folder, None, text, rule=CoreRule(rows=12, spread=batching == "packed"), targets=layers, device="cpu")
+    assert {core.rows for core in made.layers.values()} == {12}
 
 
 @pytest.mark.drawn(1)

@@ -179,7 +179,8 @@ class FeatureStore:
                 for ids, kept in texts:
                     collector.chosen, layout = kept, current()
                     where = {} if layout is None else {"position_ids": layout.positions()[None].to(ids.device)}
-                    model(input_ids=ids, logits_to_keep=1, use_cache=False, **where)
+                    last = torch.tensor([ids.shape[1] - 1], device=ids.device)  # given 1, Gemma 4 runs later layers on it alone
+                    model(input_ids=ids, logits_to_keep=last, use_cache=False, **where)
                     count += 1
                     if collector.closed:
                         break
