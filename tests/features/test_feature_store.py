@@ -221,6 +221,17 @@ def test_fewer_rows_than_a_core_needs_are_refused_with_the_layer(model):
         empty.cores()
 
 
+def test_rows_of_zeros_are_refused_with_the_layer(model):
+    store = FeatureStore(limit=8)
+    model.train()
+    with torch.no_grad():
+        next(p for name, p in model.named_parameters() if name.endswith("layers.1.input_layernorm.weight")).zero_()
+    with store.collect(model):
+        model(input_ids=models.tokens())
+    with pytest.raises(ValueError, match=f"{Q1}: feature rows are all zero"):
+        store.cores()
+
+
 def test_rows_that_are_not_finite_stop_the_run(model):
     store = FeatureStore(limit=8)
     model.train()

@@ -228,7 +228,10 @@ class FeatureStore:
         self._refuse_few(at_least)
         decomposed: dict[str, LayerCore] = {}
         for store in dict.fromkeys(self.stores.values()):
-            spectrum = self.grown[store].spectrum(at_most=max(wide, at_most))
+            try:
+                spectrum = self.grown[store].spectrum(at_most=max(wide, at_most))
+            except ValueError as error:  # rows of zeros
+                raise InvalidValue(f"{store}: {error}") from None
             star = spectrum.k_star(energy)
             k = min(max(star or at_most, at_least), at_most, spectrum.directions.shape[1])
             core, broad = (spectrum.leading(n).to(device="cpu") for n in (k, min(wide, spectrum.directions.shape[1])))
