@@ -31,6 +31,7 @@ from anchorlora.train.kept import count_kept, hold_out
 from anchorlora.train.request import skill_request
 from anchorlora.train.stages import files_of, probes_in
 from anchorlora.train.train import _count_rows
+from architectures.cases import LFM2, SEES
 from skills import EXACT, FEW, NARROW, rows, written
 
 MINI = embedded.folder("embedded:mini", "base_model")
@@ -707,6 +708,13 @@ def test_a_dry_run_reads_as_few_tokens_of_a_large_step_as_of_a_small_one(data, t
     few, many = read
     # two passes each without and with gradients, three beginnings, steps of 8 and 32 rows twice, packed rows alone and together
     assert few <= many <= 4 * (price.MEASURED + 96) + 3 * price.CONTEXT + 2 * 40 * (1 + price.DRAWN) + 9 * price.SHORT + 40
+
+
+@pytest.mark.parametrize("architecture", [SEES, LFM2], ids=str)
+def test_a_dry_run_measures_a_model_that_sees_images_and_one_whose_cache_cannot_be_repeated(architecture, less_data, tmp_path):
+    words = ["train", str(architecture.write(tmp_path / "model")), "--data", less_data["news"], "--keep", less_data["reviews"]]
+    assert main([*words, "--out", str(tmp_path / "out"), *FEW, "--dry-run"]) == 0
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_dry_run_refuses_what_the_command_would(data, tmp_path, capsys):

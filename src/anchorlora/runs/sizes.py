@@ -70,6 +70,7 @@ def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None =
     block = recipe.adapter.rank * sum(d_in + d_out for d_in, d_out in shapes)
     features = recipe.features
     with reading(f"the configuration of {settings.model} lacks what an estimate needs"):
+        config = config.get_text_config()
         width = config.hidden_size
         kept = min(tasks * features.rows, SIDE, 2 * width) + min(tasks * features.held_out_rows, 2 * width)
         stores = config.num_hidden_layers * width  # one row of each layer's input
@@ -144,7 +145,8 @@ def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
 def _of_the_mlp(config: PretrainedConfig) -> int:
     """Width of the MLP, by the names that OPT, Falcon and GPT-2 have for it; four times the residual stream where none is given."""
     names = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
-    return next((width for name in names if (width := getattr(config, name, None))), 4 * config.hidden_size)
+    width = next((width for name in names if (width := getattr(config, name, None))), 4 * config.hidden_size)
+    return max(width) if isinstance(width, list) else width  # Gemma 3n has one a layer
 
 
 def described(sizes: Sizes) -> list[str]:

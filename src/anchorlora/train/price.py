@@ -235,7 +235,7 @@ def measure_rates(session: Session, adapted: Any, recipe: Recipe, examples: Enco
     batches, tokens, shared = _measuring(session, window, settings.row_tokens, together)
     with torch.no_grad():  # what is packed is kept for the backward pass
         reading = _mean_seconds(lambda: [_logits(adapted, batch) for batch in batches])
-        cache = _context(adapted, session)
+        cache = _context(adapted, session, 1)
         answering = _line(lambda rows: _step(adapted, session, rows, cache))
         writing = _line(lambda rows: _drawn_step(adapted, session, rows)) if writes else (0.0, 0.0)
     inputs = {(layer.rpartition(".")[0], part.in_features) for layer, part in lora_layers(adapted).items()}
@@ -290,16 +290,19 @@ def _line(step: Callable[[int], float]) -> tuple[float, float]:
     return max(0.0, at_few - few * a_row), a_row
 
 
-def _context(model: Any, session: Session) -> Any:
-    """Return what attention keeps of a beginning."""
-    ids = torch.full((1, CONTEXT), int(session.tokenizer.eos_token_id or 0), device=session.loaded.device)
+def _context(model: Any, session: Session, rows: int) -> Any:
+    """Return what attention keeps of a beginning, read in so many rows."""
+    ids = torch.full((rows, CONTEXT), int(session.tokenizer.eos_token_id or 0), device=session.loaded.device)
     return cache_in(model(input_ids=ids, use_cache=True, logits_to_keep=1))
 
 
 def _step(model: Any, session: Session, rows: int, beginning: Any) -> float:
     """Return the seconds of one step of so many answers, after a beginning."""
     device, token, cache = session.loaded.device, int(session.tokenizer.eos_token_id or 0), deepcopy(beginning)
-    cache.batch_repeat_interleave(rows)
+    try:
+        cache.batch_repeat_interleave(rows)
+    except (AttributeError, NotImplementedError, TypeError):  # what the model keeps cannot be repeated
+        cache = _context(model, session, rows)
     one, argument = torch.full((rows, 1), token, device=device), cache_argument(type(session.loaded.model).forward)
 
     def step() -> None:
