@@ -21,6 +21,8 @@ from transformers import (
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MptConfig,
+    MptForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
 )
@@ -42,6 +44,7 @@ from anchorlora.features.layout import reading
 from anchorlora.models import packing
 from anchorlora.models.load import load_base_model
 from anchorlora.models.packing import RMSNorm, at_once, packed, packed_attention, unpackable
+from architectures.cases import LFM2
 
 WORDS = 64
 
@@ -329,7 +332,13 @@ def gemma2():
     return Gemma2ForCausalLM(Gemma2Config(vocab_size=WORDS, head_dim=16, **models.SMALL))
 
 
-@pytest.mark.parametrize(("make", "why"), [(mamba, "logits differ by"), (sliding, "sliding_window"), (gemma2, "softcap")])
+def mpt():
+    return MptForCausalLM(MptConfig(vocab_size=WORDS, d_model=32, n_heads=4, n_layers=2))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"), [(mamba, "logits differ by"), (sliding, "sliding_window"), (gemma2, "softcap"), (mpt, "AttributeError")]
+)
 def test_models_that_mix_tokens_in_another_way_are_found(make, why):
     torch.manual_seed(0)
     model = make()
@@ -337,6 +346,14 @@ def test_models_that_mix_tokens_in_another_way_are_found(make, why):
         for p in model.parameters():
             p.mul_(3.0)  # the weights of a new model say too little for a difference to be seen
     assert why in unpackable(model, [e.prompt + e.answer for e in headed(APART)])
+
+
+def test_a_model_with_other_layers_is_found_although_its_weights_say_too_little():
+    model = LFM2.model()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.3)
+    assert unpackable(model, [e.prompt + e.answer for e in headed(APART)]) == "it has layers of conv"
 
 
 @pytest.mark.parametrize("name", MAKE)
