@@ -68,6 +68,7 @@ UNSIZED = {
     "a configuration that is a list": (holding("config.json", "[]"), "config.json: not a JSON object"),
     "a kind of model that is a list": (config(model_type=[]), "TypeError"),
     "a kind of model that is unknown": (config(model_type="none"), "ValueError"),
+    "a kind of model that writes no text": (config(model_type="vit"), "of type vit, and only causal language models are supported"),
     "a width that is a word": (config(hidden_size="x"), "field 'hidden_size': TypeError"),
     "a width below zero": (config(hidden_size=-1), "RuntimeError"),
     "no heads": (config(num_attention_heads=0), "ZeroDivisionError"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from anchorlora.errors import InvalidValue
 
@@ -54,8 +54,9 @@ class CausalLM:
     """Models that transformers loads with AutoModelForCausalLM."""
 
     def owns(self, config: PretrainedConfig) -> bool:
-        """Return True unless the model has an encoder of its own."""
-        return not config.is_encoder_decoder
+        """Return True for what that class knows, or the model's own code tells it, unless the model has an encoder of its own."""
+        known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in str(getattr(config, "auto_map", ""))
+        return known and not config.is_encoder_decoder
 
     def load(self, source: Any, **how: Any) -> Any:
         """Load with AutoModelForCausalLM."""
