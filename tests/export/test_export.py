@@ -25,6 +25,7 @@ from anchorlora.export.source import export_source
 from anchorlora.geometry import Factors, scaled_change
 from anchorlora.store import files
 from anchorlora.store.export import read_export
+from architectures.cases import SEES
 
 EPS = torch.finfo(torch.float32).eps
 ORDER = small.ORDER[:2]
@@ -458,6 +459,17 @@ def test_layers_under_another_prefix_are_exported_under_that_of_the_base_model(r
     assert torch.equal(logits(loaded), logits(plain))
     assert set(read_adapter(tmp_path / "out")) == set(layers)
     ask(tmp_path / "old", tmp_path / "merged", "merged")
+
+
+def test_a_merged_model_that_sees_images_has_the_files_by_which_servers_show_it_some(tmp_path):
+    (SEES.write(tmp_path / "model") / "preprocessor_config.json").write_text('{"size": 28}')
+    factors = {"model.language_model.layers.0.self_attn.q_proj": Factors(torch.randn(2, 32), torch.randn(32, 2), 1.0)}
+    write_adapter(tmp_path / "adapter", factors, base=str(tmp_path / "model"))
+    ask(tmp_path / "adapter", tmp_path / "out", "merged")
+    assert (tmp_path / "out/preprocessor_config.json").read_text() == '{"size": 28}'
+    merged, before = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("out", "model"))
+    changed = [name for name, p in merged.named_parameters() if not torch.equal(p, before.get_parameter(name))]
+    assert changed == [f"{next(iter(factors))}.weight"]
 
 
 def test_layers_that_the_base_model_has_under_no_one_prefix_are_refused_in_one_line(small_model, tmp_path):

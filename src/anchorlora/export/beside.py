@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from transformers.utils import cached_file
 
 from anchorlora import embedded
 from anchorlora.adapters.targets import named
@@ -24,6 +27,7 @@ from anchorlora.store.adapter_config import read_config
 CARD = "README.md"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*", re.ASCII)
+SEES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")  # what servers of such a model read
 CHOOSES = ("exclude_modules", "layers_to_transform", "layers_pattern")  # fields by which PEFT leaves some matching layers out
 
 
@@ -56,6 +60,15 @@ def _read_base(base_model: BaseModelSettings, read: Callable[..., Any]) -> Any:
     settings = base_model.model_copy(update={"trust_remote_code": None, "revision": revision})
     known, folder = _locate(settings)
     return _at_hand(lambda: read(settings, folder=folder)) if known else None
+
+
+def processing_files(base_model: BaseModelSettings) -> list[Path]:
+    """Return the files of the base model that say how images and sound become its inputs."""
+    files, revision = list[Path](), base_model.trust_remote_code or base_model.revision
+    for name in SEES if base_model.model is not None else ():
+        with suppress(OSError):  # it has none, or the hub does not answer
+            files.append(Path(str(cached_file(str(_locate(base_model)[1] or base_model.model), name, revision=revision))))
+    return files
 
 
 def terms(adapter: Path, base_model: BaseModelSettings) -> tuple[str | None, list[str]]:

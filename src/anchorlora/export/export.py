@@ -17,6 +17,7 @@ weights as written, so that they differ by the stored weights and nothing else.
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,7 +34,7 @@ from anchorlora.adapters.files import fitted
 from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64, type_name
 from anchorlora.errors import InvalidValue
-from anchorlora.export.beside import beside, modules_of, terms, unknown_ends
+from anchorlora.export.beside import beside, modules_of, processing_files, terms, unknown_ends
 from anchorlora.export.serving import accepted_rank
 from anchorlora.export.source import ExportSource
 from anchorlora.geometry import Factors, one_scale, scaled_change, truncated
@@ -258,10 +259,13 @@ def merge_in_memory(source: ExportSource, dtype: str | None, *, commit: str | No
     kept = protection(source, exact, on_core / moved if moved else None) if exact else None
     seen = compare_logits(live, logits_of(model), bare)
     _untie(model)
+    processing = processing_files(base_model) if model.config.get_text_config() is not model.config else []
 
     def write(folder: Path) -> None:
         model.to(stored).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        for file in processing:
+            shutil.copyfile(file, folder / file.name)
 
     base = source.base.model_copy(update={"same": _same(source, sha256)})
     facts: dict[str, Any] = {"rank": None, "tokenizer": True, "logits": seen}
