@@ -31,15 +31,15 @@ def test_an_architecture_is_protected_and_run_and_its_adapter_is_loaded_by_plain
 
 
 @pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="this transformers has no Gemma 4")
-@pytest.mark.parametrize("batching", ["packed", "padded"])
-def test_layers_that_a_model_runs_on_kept_positions_alone_are_read_whole(batching, tmp_path, monkeypatch):
+def test_layers_that_a_model_runs_on_kept_positions_alone_are_read_whole(tmp_path, monkeypatch):
     folder = GEMMA4.write(tmp_path / "model")
-    monkeypatch.setitem(CHANGES, "batching", batching)
+    monkeypatch.setitem(CHANGES, "batching", "packed")  # padded ones are refused
     assert run(folder, "all-linear", tmp_path / "run") < 1e-6
     layers = sorted({name.rsplit(".", 1)[-1] for name in target_layers(GEMMA4.model(), "all-linear")})
     text = [{"text": "The bridge crosses the river near the old mill."}, {"text": "Nobody has mended it since the flood."}]
-    made = cores_from_data(folder, None, text, rule=CoreRule(rows=12, spread=batching == "packed"), targets=layers, device="cpu")
-    assert {core.rows for core in made.layers.values()} == {12}
+    for spread in (True, False):
+        made = cores_from_data(folder, None, text, rule=CoreRule(rows=12, spread=spread), targets=layers, device="cpu")
+        assert {core.rows for core in made.layers.values()} == {12}
 
 
 @pytest.mark.drawn(1)

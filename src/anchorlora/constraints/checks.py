@@ -128,7 +128,7 @@ def name_open(anchor: Anchor, closed: Collection[str], *, projects: bool) -> Non
     of_A, of_B = "displacement" in closed, bool({"delta_b", "delta_b_term", "start"} & set(closed))
     if (of_A and of_B) or not (of_A or of_B or projects) or {"response", "state"} & set(closed):
         return
-    layers = [layer for layer in anchor.layers if layer.core is not None and anchor.model is not None]
+    layers = [layer for layer in anchor.layers if layer.core is not None and anchor.model is not None and "A" in layer.names]
     reading = [layer for layer in layers if not of_B and layer.factor("B").requires_grad and reads_core(layer)]
     for layer in (reading or ([] if of_A else layers))[:1]:
         how = [] if not reading else ['Freeze("B")'] if layer.factor("B").any() else ['Retract("A")']

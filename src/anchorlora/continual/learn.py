@@ -146,10 +146,7 @@ class Training:
         if head is not None and batch.positions * head.out_features > LARGE and not any(map(reads_outputs, self.protection)):
             batch = replace(batch, head=head)
         with packed(model, batch.layout, batch.kept), nullcontext() if batch.head is None else leaving_out(batch.head):
-            ids, keep = batch.inputs["input_ids"], batch.keep
-            if isinstance(keep, int):  # told a number, Gemma 4 runs later layers on those positions alone, and no mask fits them
-                keep = torch.arange(ids.shape[1], device=ids.device)[-keep:]
-            outputs = model(**batch.inputs, logits_to_keep=keep, use_cache=False)
+            outputs = model(**batch.inputs, logits_to_keep=batch.keep, use_cache=False)
             share = self.rules.loss(outputs.logits, batch, window)
             extra = sum(c.loss(batch, outputs) for c in self.protection) if counts else 0.0
             objective = share + extra * len(batch) / window.learned
