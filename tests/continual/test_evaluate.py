@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GenerationConfig
+from transformers.utils import generic
 
 import models
 from anchorlora.adapters import AdapterStack
@@ -169,6 +170,13 @@ def test_a_model_that_has_the_older_name_of_the_cache_is_decoded_alike(tokenizer
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     inner.__class__ = Older
     assert decode(model, prompts, Answering({tokenizer.eos_token_id}, 12)) == expected
+
+
+def test_decoding_uses_no_name_of_the_cache_that_transformers_warns_of(tokenizer, encoded, monkeypatch):
+    warned = []
+    monkeypatch.setattr(generic.logger, "warning_once", lambda *words: warned.append(words))
+    decode(adapted(models.llama, tokenizer), [e.prompt for e in encoded], Answering({tokenizer.eos_token_id}, 12))
+    assert warned == []
 
 
 def turns(tokenizer, draw):

@@ -202,7 +202,7 @@ def _forward_of(model: Any) -> Any:
 
 def cache_in(outputs: Any) -> Any:
     """Return the cache of what a model returned, under either name; None if it keeps something else."""
-    return outputs.get("cache", outputs.get("past_key_values"))
+    return outputs["cache"] if "cache" in outputs else outputs.get("past_key_values")
 
 
 def load_weights(settings: BaseModelSettings) -> tuple[PreTrainedModel, Any, str | None]:
