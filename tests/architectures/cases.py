@@ -97,6 +97,10 @@ ARCHITECTURES = [
 
 
 LFM2 = Architecture("LFM2", "lfm2", QV, {**LLAMA, "layer_types": ["conv", "full_attention"]})
+RWKV = Architecture(
+    "RWKV", "rwkv", ("key", "value"), {**PLAIN, "num_hidden_layers": 3, "attention_hidden_size": 32, "context_length": 512}
+)
+GRIFFIN = Architecture("RecurrentGemma", "recurrent_gemma", QV, {**LLAMA, "num_hidden_layers": 3, "lru_width": 32})
 SHARING = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2}
 PER_LAYER = {"global_head_dim": 8, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": IDS["vocab_size"]}
 GEMMA4 = Architecture("Gemma 4", "gemma4_text", QV, {**OF_8, **SHARING, **PER_LAYER})

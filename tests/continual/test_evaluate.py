@@ -15,6 +15,8 @@ from anchorlora.continual.evaluate import Scorer, _Prefix
 from anchorlora.data import LOSS, Encoded, Encoder, Example, Task
 from anchorlora.models import head
 from anchorlora.models.load import cache_argument
+from anchorlora.models.packing import rows_at_once
+from architectures.cases import GRIFFIN, LFM2, RWKV
 
 CPU = torch.device("cpu")
 TASK = Task("TC", "toys", "Choose one of the options.\n", ("ball", "doll"))
@@ -74,6 +76,25 @@ def test_batching_sorting_and_sharing_change_no_text_in_float32(make, how, batch
     answers = Scorer(model, tokenizer, max_new_tokens=12, batch=batch, device=CPU, **HOW[how]).score(TASK, encoded)
     assert [a.text for a in answers] == generated(make)[0]
     assert len({a.text for a in answers}) > 1
+
+
+@pytest.mark.parametrize("case", [RWKV, GRIFFIN], ids=str)
+def test_a_model_that_knows_no_mask_reads_no_padding(case, tokenizer, encoded):
+    """Its answers and losses are those of rows alone, in batches of seven."""
+    model = case.model().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(4.0)  # the weights of a new model say too little for a difference to be seen
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    scorer = Scorer(model, tokenizer, max_new_tokens=6, batch=7, device=CPU)
+    tokens = greedy(model, [e.prompt for e in encoded], 6)
+    answers = scorer.score(TASK, encoded)
+    assert [a.text for a in answers] == [tokenizer.decode(row, skip_special_tokens=True).strip() for row in tokens]
+    for e, answer in zip(encoded, answers, strict=True):
+        ids, labels = torch.tensor([e.prompt + e.answer]), torch.tensor([(-100,) * len(e.prompt) + e.answer])
+        with torch.no_grad():
+            assert answer.scores[LOSS] == pytest.approx(float(model(input_ids=ids, labels=labels).loss), rel=1e-4)
+    assert [rows_at_once(m, 7) for m in (model, adapted(models.qwen3, tokenizer), LFM2.model())] == [1, 7, 7]
 
 
 @cache

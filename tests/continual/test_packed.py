@@ -44,7 +44,7 @@ from anchorlora.features.layout import reading
 from anchorlora.models import packing
 from anchorlora.models.load import load_base_model
 from anchorlora.models.packing import RMSNorm, at_once, packed, packed_attention, unpackable
-from architectures.cases import LFM2
+from architectures.cases import GRIFFIN, LFM2
 
 WORDS = 64
 
@@ -404,6 +404,20 @@ def test_a_model_that_reads_no_packed_rows_is_trained_on_padded_ones_with_one_se
     assert record.protocol["unpacked"] == "it is recurrent"
     one, other = ((end / "tasks/1-fruit/adapter/adapter_model.safetensors").read_bytes() for end in ends.values())
     assert one == other
+
+
+def test_a_model_that_knows_no_mask_learns_from_rows_alone(small_benchmark, tmp_path):
+    """With up to four examples in a forward it learns what it learns with one."""
+    model = GRIFFIN.model()
+    for p in model.parameters():
+        p.data *= 2.0
+    model.save_pretrained(GRIFFIN.write(tmp_path / "model"))
+    recipe, files = small.recipe(small_benchmark, tmp_path / "model"), []
+    for rows in (1, 4):
+        out = tmp_path / str(rows)
+        run_sequence(recipe.changed({"micro_batch": rows}), METHODS["seq-lora"], order=small.ORDER[:1], seed=42, out=out)
+        files.append((out / "tasks/1-fruit/adapter/adapter_model.safetensors").read_bytes())
+    assert files[0] == files[1]
 
 
 def test_examples_that_are_read_together_say_what_they_say_alone(small_benchmark, small_model, monkeypatch):

@@ -19,7 +19,7 @@ from anchorlora.models import own_text as module
 from anchorlora.models.load import load_base_model
 from anchorlora.models.own_text import own_text
 from anchorlora.train.kept import row_of
-from architectures.cases import ARCHITECTURES, EXPERTS, OF_8, Architecture
+from architectures.cases import ARCHITECTURES, EXPERTS, GRIFFIN, OF_8, RWKV, Architecture
 
 ASKING = "{% if add_generation_prompt %}assistant:\n{% endif %}"
 TEMPLATE = "{% for m in messages %}{{ m.role }}:\n{{ m.content }}{{ eos_token }}{% endfor %}" + ASKING
@@ -133,11 +133,12 @@ RECURRENT |= {"layer_types": ["linear_attention", "full_attention"], "shared_exp
 HYBRID = Architecture("Qwen3-Next", "qwen3_next", (), {**OF_8, **EXPERTS, **RECURRENT})
 
 
-@pytest.mark.parametrize("architecture", [*(each for each in ARCHITECTURES if not each.refused), HYBRID], ids=str)
+@pytest.mark.parametrize("architecture", [*(each for each in ARCHITECTURES if not each.refused), HYBRID, RWKV, GRIFFIN], ids=str)
 def test_an_answer_goes_on_from_what_was_read_of_the_users_message(architecture, loaded, monkeypatch):
     """Users' messages of many lengths, some without an end; each answer is the one that is drawn after its whole prompt alone.
 
-    Where something else than all keys and values is kept, or the model is not told places, prompts are read again.
+    Where something else than all keys and values is kept, or the model is not told places, prompts are read again; each alone where
+    a model knows no mask.
     """
     model, tokenizer, read, stops = (
         architecture.model().eval(),

@@ -31,7 +31,7 @@ from anchorlora.data.thoughts import decode_answer
 from anchorlora.devices import in_float64
 from anchorlora.models.head import LARGE, leaving_out, of_own_rows, plain_head, token_scores
 from anchorlora.models.load import cache_argument, cache_in, ends_of, limits_in, may_be_masked, pad_of, whole_cache
-from anchorlora.models.packing import packed
+from anchorlora.models.packing import packed, rows_at_once
 from anchorlora.processes import ALONE, Processes
 
 NOTHING: Mapping[int, str] = MappingProxyType({})
@@ -109,6 +109,7 @@ class Scorer:
         """Return the greedy answer to each prompt; `likely` ones are drafts, which are accepted as far as they are right."""
         model, how = self.model.eval(), self._answering(max_new_tokens, likely)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        most = self.batch if self.packed else rows_at_once(model, self.batch)
         prefix = _Prefix.of(model, prompts, self.device) if self.share_prefix and not self.packed else _Prefix.none()
 
         def read(batch: Sequence[int]) -> dict[int, str]:
@@ -118,7 +119,7 @@ class Scorer:
 
         texts = {i: known[i] for i in order if i in known}
         alone = [how.room(len(prompt)) < how.max_new_tokens for prompt in prompts]  # padded, all would end where one has to
-        batches = group_items(order, self.batch, lambda i, before: self.batch if alone[i] else 1)
+        batches = group_items(order, most, lambda i, before: most if alone[i] else 1)
         if self.packed:
             packed_rows = group_items(order, TOKENS * self.batch, lambda i, before: len(prompts[i]))
             batches = ([i for row in rows for i in row] for rows in _together(packed_rows, self.batch))
@@ -161,7 +162,8 @@ class Scorer:
         self.model.eval()
         order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt) + len(examples[i].answer))
         numbered = iter(order)
-        groups = rows_of([examples[i] for i in order], TOKENS * self.batch, share=self.packed)
+        most = TOKENS * self.batch if self.packed else rows_at_once(self.model, TOKENS * self.batch)
+        groups = rows_of([examples[i] for i in order], most, share=self.packed)
         rows = [[(next(numbered), e) for e in group] for group in groups]
 
         def read(batch: Sequence[Sequence[tuple[int, Encoded]]]) -> dict[int, tuple[dict[str, float], str]]:

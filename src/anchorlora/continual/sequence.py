@@ -35,6 +35,7 @@ from anchorlora.continual.served import SAMPLE, compare
 from anchorlora.data import Answer, Encoded, invalid_share, percents
 from anchorlora.devices import allocated_at_most
 from anchorlora.methods import Method, TaskEnd
+from anchorlora.models.packing import rows_at_once
 from anchorlora.store.record import TaskResult
 
 Texts = Mapping[str, Mapping[int, str]]
@@ -208,7 +209,8 @@ class TaskSequence:
         t, examples, pad = self.recipe.training, self.data.train[name], self.base_model.model.generation_config.pad_token_id
         rehearsed = joining(self.method.rehearsal, self.data.memory(self.method.rehearsal, number), self.seed, name)
         row_tokens = t.row_tokens if t.batching == "packed" and self.inputs.unpacked is None else None
-        how: dict[str, Any] = {"size": t.window, "micro": t.micro_batch, "row_tokens": row_tokens, "processes": self.processes}
+        micro = t.micro_batch if row_tokens is not None else rows_at_once(self.blocks.model, t.micro_batch)
+        how: dict[str, Any] = {"size": t.window, "micro": micro, "row_tokens": row_tokens, "processes": self.processes}
         for epoch in range(1, t.epochs + 1):
             order = (self.data.shuffled if row_tokens is None else self.data.chats_shuffled)(name, epoch)
             yield from windows(examples, order, pad=pad, rehearsed=rehearsed, **how)

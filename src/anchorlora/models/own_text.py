@@ -24,9 +24,9 @@ from anchorlora.config import BaseModelSettings
 from anchorlora.data.templates import ASKED, render, stop_ids
 from anchorlora.devices import free_memory, multiplies_bfloat16
 from anchorlora.errors import InvalidValue
-from anchorlora.models.drawing import LEAVE, DecodingState, draw
+from anchorlora.models.drawing import DecodingState, draw
 from anchorlora.models.load import device_of, dtype_of, empty_model, ends_of, quantization
-from anchorlora.models.packing import WINDOWS
+from anchorlora.models.packing import WINDOWS, rows_at_once
 from anchorlora.text import amount
 
 BATCH = 16  # texts that share a random generator
@@ -203,7 +203,10 @@ def _write_batches(
     ending = stops | ({after[0]} if chat else set())
     first, second = torch.cat(list(numbers), 1)
     state = DecodingState.of(model, tokenizer, [before] * len(first))
-    drawn = draw(model, state, first, stops=ending, longest=longest, leave=0.0 if chat and state.goes_on else LEAVE)
+    if chat and state.goes_on:
+        drawn = draw(model, state, first, stops=ending, longest=longest, leave=0.0)
+    else:
+        drawn = _drawn(model, tokenizer, [before] * len(first), first, stops=ending, longest=longest)
     there = [row for row, ids in enumerate(drawn) if text_of(ids).strip()]
     written: list[list[dict[str, Any]]] = [[] for _ in numbers]
     if not chat:
@@ -213,12 +216,22 @@ def _write_batches(
     users = [drawn[row][:-1] if drawn[row][-1] in ending else drawn[row] for row in there]
     prompts = [[*before, *ids, *after] for ids in users]
     lengths = [len(before) + len(ids) for ids in users]
-    answering = state.then(there, lengths, after) if state.goes_on and there else DecodingState.of(model, tokenizer, prompts)
-    answers = draw(model, answering, second[there], stops=stops, longest=longest)
+    if state.goes_on and there:
+        answers = draw(model, state.then(there, lengths, after), second[there], stops=stops, longest=longest)
+    else:
+        answers = _drawn(model, tokenizer, prompts, second[there], stops=stops, longest=longest)
     for row, user, prompt, answer in zip(there, users, prompts, answers, strict=True):
         chats = [{"role": "user", "content": text_of(user)}, {"role": "assistant", "content": text_of(answer)}]
         written[row // BATCH].append({"messages": chats, "prompt_ids": prompt, "completion_ids": answer})
     return written
+
+
+def _drawn(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], numbers: Tensor, **how: Any) -> list[list[int]]:
+    """What a model draws after each prompt, at once if it reads padded rows."""
+    most = rows_at_once(model, max(1, len(prompts)))
+    groups = [slice(start, start + most) for start in range(0, len(prompts), most)]
+    states = ((DecodingState.of(model, tokenizer, prompts[rows]), numbers[rows]) for rows in groups)
+    return [ids for state, own in states for ids in draw(model, state, own, **how)]
 
 
 def _written(path: Path | None) -> list[list[dict[str, Any]]]:

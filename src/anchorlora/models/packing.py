@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from functools import partial
 from inspect import signature
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ NAME = "anchorlora_packed"
 REFUSED = ("softcap", "s_aux", "position_bias", "sliding_window")  # attention that is more than a causal softmax
 
 _READS_PACKED: WeakSet[nn.Module] = WeakSet()  # base models that were found to read packed rows
+_READS_PADDED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+TRIED = 16  # tokens of the row that is read padded and alone
 
 WINDOWS = {"sliding_window": "sliding_attention", "attention_chunk_size": "chunked_attention"}  # field -> kind of its layers
 ATTENDING = {"attention", "full_attention", *WINDOWS.values()}
@@ -307,12 +309,45 @@ def unpackable(model: nn.Module, examples: Sequence[Sequence[int]], *, longest: 
     finally:
         model.train(training)
     pairs = [*zip(alone, layout.examples(row), strict=True), *((a[-1], b) for a, b in zip(alone, kept, strict=True))]
-    off = max(float((a - b).abs().max()) for a, b in pairs)
-    size = max(float(a.abs().max()) for a in alone)
-    allowed = size * torch.finfo(row.dtype).eps * 1000 if row.dtype.itemsize > 2 else size * 0.05
+    off, allowed = _difference(pairs)
     if off > allowed:
         return f"its logits differ by {off:.1e}, and rounding explains {allowed:.1e}"
     if others := {*(_layers_of(model)[1] or ())} - ATTENDING:  # in weights as small as these, no difference is to be seen
         return f"it has layers of {min(others)}"
     _READS_PACKED.add(base)
     return None
+
+
+def _difference(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """The largest difference between logits, and what rounding explains of it."""
+    off = max(float((a - b).abs().max()) for a, b in pairs)
+    size, dtype = max(float(a.abs().max()) for a, _ in pairs), pairs[0][0].dtype
+    return off, size * (torch.finfo(dtype).eps * 1000 if dtype.itemsize > 2 else 0.05)
+
+
+def rows_at_once(model: Any, most: int) -> int:
+    """Return `most`, or 1 if a model reads a padded row in another way than alone, as RWKV does, which knows no mask."""
+    base = base_model_in(model)
+    if base not in _READS_PACKED and base not in _READS_PADDED:
+        _READS_PADDED[base] = _reads_padded(model)
+    return most if _READS_PADDED.get(base, True) else 1
+
+
+def _reads_padded(model: Any) -> bool:
+    """Compare a row that is padded on the left with the same alone, without gradients."""
+    device, training = next(model.parameters()).device, model.training
+    mask = torch.ones(2, TRIED, dtype=torch.long, device=device)
+    mask[1, : TRIED // 2] = 0
+    places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0), "attention_mask": mask}
+    model.eval()
+    try:
+        row = torch.arange(1, TRIED + 1, device=device) % model.get_input_embeddings().num_embeddings
+        with torch.no_grad():
+            alone = model(input_ids=row[None, TRIED // 2 :], use_cache=False).logits[0]
+            both = model(input_ids=torch.stack([row, row]), **places, use_cache=False).logits[1, TRIED // 2 :]
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return False
+    finally:
+        model.train(training)
+    off, allowed = _difference([(alone, both)])
+    return off <= allowed

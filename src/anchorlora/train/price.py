@@ -36,7 +36,7 @@ from anchorlora.models.drawing import DecodingState, draw
 from anchorlora.models.load import cache_argument, cache_in, ends_of, pad_of
 from anchorlora.models.own_text import BATCH, OWN_TOKENS, TOGETHER
 from anchorlora.models.packing import packed as reading_packed
-from anchorlora.models.packing import unpackable
+from anchorlora.models.packing import rows_at_once, unpackable
 from anchorlora.models.session import Session
 from anchorlora.runs.sizes import sizes
 from anchorlora.text import amount
@@ -232,7 +232,8 @@ def measure_rates(session: Session, adapted: Any, recipe: Recipe, examples: Enco
     settings = recipe.training
     window = [examples[i] for i in range(min(len(examples), settings.window))]
     together = unpackable(adapted, [ids[:SHORT] for ids in longest_first(examples)], longest=max(examples.lengths)) is None
-    batches, tokens, shared = _measuring(session, window, settings.row_tokens, together)
+    most = settings.row_tokens if together else rows_at_once(adapted, settings.row_tokens)
+    batches, tokens, shared = _measuring(session, window, most, together)
     with torch.no_grad():  # what is packed is kept for the backward pass
         reading = _mean_seconds(lambda: [_logits(adapted, batch) for batch in batches])
         cache = _context(adapted, session, 1)

@@ -36,7 +36,7 @@ from anchorlora.features.files import read_tensors
 from anchorlora.models.cores_from_text import CoreRule, cores_of_samples
 from anchorlora.models.load import LoadedModel, load_base_model
 from anchorlora.models.own_text import own_text
-from anchorlora.models.packing import packed, unpackable
+from anchorlora.models.packing import packed, rows_at_once, unpackable
 from anchorlora.store.tensors import write_tensors
 from anchorlora_lab.frontier.rows import OSF
 
@@ -180,7 +180,7 @@ class Subject:
     def log_probs(self, examples: Sequence[Encoded]) -> Iterator[tuple[MicroBatch, Tensor]]:
         """Yield forward passes over examples, in order, with log-probabilities (answer tokens, vocabulary)."""
         self.model.eval()
-        for group in rows_of(examples, ROW_TOKENS):
+        for group in rows_of(examples, ROW_TOKENS if self.packs else rows_at_once(self.model, ROW_TOKENS)):
             batch = self.row(group)
             yield batch, self.logits(batch).log_softmax(-1)
 

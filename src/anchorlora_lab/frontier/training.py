@@ -19,7 +19,7 @@ from anchorlora.continual.learn import Learner, Rules, learning
 from anchorlora.data import Encoded
 from anchorlora.errors import MissingExtra
 from anchorlora.methods import METHODS
-from anchorlora.models.packing import packed
+from anchorlora.models.packing import packed, rows_at_once
 from anchorlora.processes import accelerator_on
 from anchorlora_lab.frontier.rows import OSF, PLAIN, SDFT, Row
 from anchorlora_lab.frontier.subject import ROW_TOKENS, Subject
@@ -147,7 +147,7 @@ class Training:
         for epoch in range(self.epochs):
             order = torch.randperm(len(self.examples), generator=orders).tolist()
             mixed = partial(rehearsed, epoch * len(self.examples))
-            yield from windows(self.examples, order, size=WINDOW, micro=WINDOW, rehearsed=mixed, **how)
+            yield from windows(self.examples, order, size=WINDOW, micro=rows_at_once(subject.model, WINDOW), rehearsed=mixed, **how)
             self._end_epoch(epoch + 1)
 
     def _train_full(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anchorlora.errors import NotFinite
 from anchorlora.features.layout import common_prefix, pack
-from anchorlora.models.packing import packed, unpackable
+from anchorlora.models.packing import packed, rows_at_once, unpackable
 from anchorlora_lab.suites.questions import EvalProgress
 
 SAMPLE = 64  # tokens of an input by which it is seen whether the model reads packed rows
@@ -30,7 +30,7 @@ class Reader(HFLM):
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, batch: int, watch: EvalProgress) -> None:
-        super().__init__(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch)
+        super().__init__(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=rows_at_once(model, batch))
         self.watch, self.cut = watch, 0
 
     def loglikelihood(self, requests, disable_tqdm=False):
