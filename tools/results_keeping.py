@@ -251,20 +251,19 @@ def price() -> str:
 
 
 def on_gemma() -> str:
-    """What README's command learns and keeps on the second model, and plain LoRA with eight examples a step."""
-    records = [r for r in read_records(ROOT / "results/first-command/gemma3") if len(r.get("new", ())) == 40]
-    by = {(r["variant"], r["skill"], r["seed"]): r for r in records}
-    clusters = [(skill, seed) for variant, skill, seed in by if variant == "plain" and ("window", skill, seed) in by]
+    """What README's command and plain LoRA learn and keep on the second model."""
+    by = {(r["variant"], r["skill"], r["seed"]): r for r in read_records(ROOT / "results/first-command/gemma3")}
+    clusters = [(skill, seed) for variant, skill, seed in by if variant == "plain"]
     learned, moved, seeds = {}, {}, seeds_in_words(len({seed for _, seed in clusters}))
-    for variant in ("window", "plain"):
+    for variant in ("command", "plain"):
         ran = [(by[(variant, *cluster)], by[("before", *cluster)]) for cluster in clusters]
         learned[variant] = [100 * mean(now["new"]) for now, _ in ran]
         old = [{n: [a - b for a, b in zip(now["old"][n], then["old"][n], strict=True)] for n in now["old"]} for now, then in ran]
         moved[variant] = " to ".join(f"{bound:+.0f}" for bound in interval(old))
     return (
-        f"On Gemma 3 270M, a base model, the command learns {mean(learned['window']):.0f} % ({len(clusters)} runs, {seeds}; "
-        f"the worst {min(learned['window']):.0f}), and plain LoRA, with eight examples a step, {mean(learned['plain']):.0f}; "
-        f"old abilities move by {moved['window']} and by {moved['plain']}."
+        f"On Gemma 3 270M, a base model, the command learns {mean(learned['command']):.0f} % ({len(clusters)} runs, {seeds}; "
+        f"the worst {min(learned['command']):.0f}), and plain LoRA {mean(learned['plain']):.0f}; "
+        f"old abilities move by {moved['command']} and by {moved['plain']}."
     )
 
 
@@ -274,8 +273,8 @@ CHAINS = {  # by the folder and the variant of the records
     ("first-command/eight", "fold-16-chain"): "`--method fold-16`",
     ("first-command/eight", "command-chain"): "the default, `fold-64`",
     ("first-command/eight", "fold-64-replay-chain"): "`--method fold-64-replay`",
-    ("first-command/gemma3", "plain-chain"): "Gemma 3 270M: plain LoRA at 2e-4, trained further",
-    ("first-command/gemma3", "command-chain"): "Gemma 3 270M: the default",
+    ("first-command/gemma3/eight", "plain-chain"): "Gemma 3 270M: plain LoRA at 2e-4, trained further",
+    ("first-command/gemma3/eight", "command-chain"): "Gemma 3 270M: the default",
 }
 
 
