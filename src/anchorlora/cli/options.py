@@ -1,4 +1,4 @@
-"""Options shared by the commands that start runs, and the recipe that they describe."""
+"""Options shared by the commands that start runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from anchorlora.cli.console import count_option
-from anchorlora.config import ALL_LINEAR, FOREIGN, Adapter, Recipe, Training
+from anchorlora.config import ALL_LINEAR, FOREIGN, Adapter, Training
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.recipes import RECIPES, protocol
 
@@ -61,7 +61,6 @@ class ReadsRows(click.Command):
                 part.help = words
 
 
-COMMIT = "trust_remote_code"
 OPTIONS = {"max_tokens": "--max-length"}  # of fields that have an option by another name
 # what other programs call an option -> ours
 OTHERS = {"output_dir": "--out", "output": "--out", "dataset": "--data", "train_file": "--data", "max_tokens": "--max-new-tokens"}
@@ -164,19 +163,3 @@ def execution_options(command: Callable | None = None, *, together: bool = False
         return command(*args, execution=ExecutionOptions(save_every, check_every, allow_inexact), **others)
 
     return run
-
-
-def refuse_unasked_code(name: str, recipe: Recipe, fields: dict[str, str]) -> None:
-    """Refuse a recipe file that asks to run a model's code, unless --set names the same commit."""
-    commit = fields.get(COMMIT, fields.get(f"base_model.{COMMIT}"))
-    if commit is None and recipe.base_model.trust_remote_code is None:
-        return
-    from anchorlora.models.trust import asked_for
-
-    asked_for(recipe.base_model, commit, where=name, option=f"--set {COMMIT}=COMMIT")
-
-
-def apply_options(recipe: Recipe, fields: dict[str, str], model: str | None, data: str | None) -> Recipe:
-    """Return the recipe with the changes of --set, --model, and --data."""
-    named: dict[str, Any] = {name: value for name, value in (("model", model), ("data", data)) if value is not None}
-    return recipe.changed(fields | named) if fields or named else recipe

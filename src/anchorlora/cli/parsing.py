@@ -14,6 +14,8 @@ from anchorlora.methods import METHODS, AdapterPlan, Method
 from anchorlora.paths import name_of_task
 from anchorlora.recipes.protocol import ORDERS
 
+COMMIT = "trust_remote_code"
+
 
 def method_named(name: str) -> Method:
     """Return a method of the catalog, or one that a Python file defines."""
@@ -65,6 +67,21 @@ def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, 
         base = _read_base(path, str(content.pop("extends")), extending)
         return base.changed({"name": path.stem, **_flat(content)}, where=str(path)), None
     return Recipe.read(content, str(path)), None
+
+
+def recipe_of_options(
+    name: str, settings: Sequence[str], model: str | None, data: str | None
+) -> tuple[Recipe, RunConfig | None, dict[str, float]]:
+    """Return the recipe with the changes of --set, --model, and --data, the configuration in its file, and the method's numbers."""
+    recipe, stored = recipe_named(name)
+    fields, numbers = settings_of(settings)
+    commit = fields.get(COMMIT, fields.get(f"base_model.{COMMIT}"))
+    if commit is not None or recipe.base_model.trust_remote_code is not None:  # a file alone does not run a model's code
+        from anchorlora.models.trust import asked_for
+
+        asked_for(recipe.base_model, commit, where=name, option=f"--set {COMMIT}=COMMIT")
+    changes = fields | {field: value for field, value in (("model", model), ("data", data)) if value is not None}
+    return recipe.changed(changes) if changes else recipe, stored, numbers
 
 
 def _read_base(path: Path, name: str, extending: Sequence[Path]) -> Recipe:

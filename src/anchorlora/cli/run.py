@@ -60,12 +60,9 @@ def run(
     RECIPE is mini, standard-cl, long-sequence, qwen3-8b, mistral-7b, or a YAML file, such as the config.yaml of a run. The same
     command resumes an interrupted run. Ctrl-C, SIGTERM, and SIGUSR1 save and stop after the current step (exit status 75).
     """
-    from anchorlora.cli.parsing import method_named, order_named, recipe_named, settings_of
+    from anchorlora.cli.parsing import method_named, order_named, recipe_of_options
 
-    chosen, stored = recipe_named(recipe)
-    fields, numbers = settings_of(settings)
-    options.refuse_unasked_code(recipe, chosen, fields)
-    chosen = options.apply_options(chosen, fields, model, data)
+    chosen, stored, numbers = recipe_of_options(recipe, settings, model, data)
     if method is None and stored is not None and ":" in stored.method:
         raise InvalidValue(
             f"{recipe} names a method from a Python file, which is never run without asking; read the file, and if you trust it, "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anchorlora.cli.options import ExecutionOptions, apply_options, execution_options, recipe_options, refuse_unasked_code
+from anchorlora.cli.options import ExecutionOptions, execution_options, recipe_options
 from anchorlora.errors import InvalidValue
 from anchorlora.recipes import protocol
 
@@ -112,13 +112,10 @@ def study_options(command: Callable) -> Callable:
     @execution_options
     @wraps(command)
     def gathered(*, engine: str, retry_failed: bool, recipe: str, settings, model, data, to, execution, **given: Any) -> Any:
-        from anchorlora.cli.parsing import recipe_named, settings_of
+        from anchorlora.cli.parsing import recipe_of_options
 
         asked = {name: given.pop(name) for name in OPTIONS}
-        fields, numbers = settings_of(settings)
-        named = recipe_named(recipe)[0]
-        refuse_unasked_code(recipe, named, fields)
-        chosen = apply_options(named, fields, model, data)
+        chosen, _, numbers = recipe_of_options(recipe, settings, model, data)
         return command(study=StudyRequest(chosen, numbers, to, execution, engine, retry_failed, asked), **given)
 
     gathered = click.option("--retry-failed", is_flag=True, help=RETRY)(gathered)
