@@ -14,12 +14,12 @@ from typing import Any
 from pydantic import Field
 
 from anchorlora.adapters import read_adapter
-from anchorlora.config import BaseModelSettings, Count, Place, Positive, Recipe, Settings, Start, Targets, TaskName, differences
+from anchorlora.config import BaseModelSettings, Count, Place, Positive, Recipe, Settings, Targets, TaskName, differences
 from anchorlora.constraints import AnswerSensitivity, Freeze, GradientStart
 from anchorlora.data.sample_files import HUB
 from anchorlora.data.sources import TextTaskSettings
 from anchorlora.errors import InvalidValue
-from anchorlora.geometry import one_scale
+from anchorlora.geometry import Factors, one_scale
 from anchorlora.methods import METHODS, Method
 from anchorlora.methods.folded import FoldedPerTask
 from anchorlora.methods.gated import GatedPerTask
@@ -124,6 +124,11 @@ class SkillRequest(Settings):
         return Path(self.old_adapter) if self.old_adapter is not None else None
 
     @property
+    def old_factors(self) -> dict[str, Factors]:
+        """Factors of that adapter, by layer; none without one."""
+        return {} if self.adapter is None else read_adapter(self.adapter, beside={})
+
+    @property
     def asked(self) -> Recipe:
         """The recipe before the model is known: the settings of `anchorlora train`, as the request changes them."""
         return default_recipe().model_copy(update={"base_model": self.base_model}).changed(self.settings)
@@ -135,23 +140,21 @@ class SkillRequest(Settings):
 
     def recipe(self, folder: Path, method: Method, facts: Mapping[str, Any]) -> Recipe:
         """Return the recipe of the run, for the modules that `facts` of `before/` name, of the old adapter's rank if it trains."""
-        checkpointing, targets, folder = facts["checkpointing"], facts["targets"], Path(os.path.abspath(folder))
-        recipe = default_recipe().changed({"data": str(folder / "tasks.yaml"), "gradient_checkpointing": checkpointing})
-        adapter = recipe.adapter.model_copy(update={"targets": targets if isinstance(targets, str) else tuple(targets)})
-        rank = None
-        if method.plan.family == "shared" and self.adapter is not None:
-            factors = read_adapter(self.adapter, beside={})
+        folder, rank = Path(os.path.abspath(folder)), None
+        fields: dict[str, Any] = {
+            "data": str(folder / "tasks.yaml"),
+            "orders": {self.name: (self.name,)},
+            "gradient_checkpointing": facts["checkpointing"],
+            "targets": facts["targets"],
+            "old_adapter": None if self.adapter is None else str(self.adapter),
+            "old_cores": str(folder / "before" / CORES) if reads_cores(method) and (self.keep or self.after) else None,
+            "old_memory": str(folder / "before" / MEMORY) if method.reads_past else None,
+            "old_text": str(folder / "before" / OLD_TEXT) if method.rehearsal else None,
+        }
+        if method.plan.family == "shared" and (factors := self.old_factors):
             rank = max(f.rank for f in factors.values())
-            adapter = adapter.model_copy(update={"rank": rank, "alpha": one_scale(factors) * rank})
-        start = Start(
-            old_adapter=None if self.adapter is None else str(self.adapter),
-            old_cores=str(folder / "before" / CORES) if reads_cores(method) and (self.keep or self.after) else None,
-            old_memory=str(folder / "before" / MEMORY) if method.reads_past else None,
-            old_text=str(folder / "before" / OLD_TEXT) if method.rehearsal else None,
-        )
-        tasks = recipe.tasks.model_copy(update={"orders": {self.name: (self.name,)}})
-        made = recipe.model_copy(update={"adapter": adapter, "start": start, "tasks": tasks, "base_model": self.base_model})
-        made = made.changed(self.settings)
+            fields |= {"rank": rank, "alpha": one_scale(factors) * rank}
+        made = default_recipe().model_copy(update={"base_model": self.base_model}).changed(fields).changed(self.settings)
         if rank is not None and made.adapter.rank != rank:
             raise InvalidValue(
                 f"rank {made.adapter.rank}: the method trains the old adapter further, which has rank {rank}; leave the rank out"
@@ -236,15 +239,13 @@ def refuse_early(request: SkillRequest, method: Method) -> None:
                 f"{method.name} {needs}, and {without.parents[1]} was trained by a method that {lacks}; give its text with --keep "
                 f"FILE instead, or continue with --method {instead}"
             )
-    frozen = {part.factor for part in method.constraints if isinstance(part, Freeze)}
-    if method.plan.family == "shared" and "B" in frozen:
-        old = {} if request.adapter is None else read_adapter(request.adapter, beside={})
-        if not any(factors.B.any() for factors in old.values()):
-            instead = "give --adapter, --after, or" if request.adapter is None else "leave --same-size out, or"
-            raise InvalidValue(
-                f"{method.name} trains A alone, and B of {request.adapter or 'a new adapter'} is zero, so nothing would be "
-                f"learned; {instead} take --method inc-lora-hard"
-            )
+    trains_A = method.plan.family == "shared" and any(c.factor == "B" for c in method.constraints if isinstance(c, Freeze))
+    if trains_A and not any(factors.B.any() for factors in request.old_factors.values()):
+        instead = "give --adapter, --after, or" if request.adapter is None else "leave --same-size out, or"
+        raise InvalidValue(
+            f"{method.name} trains A alone, and B of {request.adapter or 'a new adapter'} is zero, so nothing would be "
+            f"learned; {instead} take --method inc-lora-hard"
+        )
     if request.adapter is not None and isinstance(method.plan, GatedPerTask):
         raise InvalidValue(
             f"{method.name} weighs earlier blocks by gates, which no adapter holds; take --method {EXACT}, or keep text with "
@@ -347,8 +348,8 @@ def leaves_cores(request: SkillRequest, method: Method) -> bool:
 
 def leaves_rows(request: SkillRequest, method: Method, rank: int) -> bool:
     """Return whether what a skill's answers depend on is left to a later skill: unless blocks of its rank in all are cut by it."""
-    old = {} if request.adapter is None else read_adapter(request.adapter, beside={})
-    rewrites, whole = getattr(method.plan, "rewrites", False), rank + max((factors.rank for factors in old.values()), default=0)
+    old = max((factors.rank for factors in request.old_factors.values()), default=0)
+    rewrites, whole = getattr(method.plan, "rewrites", False), rank + old
     return method.reads_past and not getattr(method.plan, "cuts", lambda rank: rewrites)(whole)
 
 
