@@ -9,33 +9,10 @@ two epochs and sets its penalties task by task.
 `default_recipe`: that of `anchorlora train`, for one skill.
 """
 
-from anchorlora.config import Adapter, BaseModelSettings, EvaluationSettings, Features, Recipe, TaskSettings, Training
-from anchorlora.recipes import protocol as p
+from typing import Any
 
-
-def standard_cl() -> Recipe:
-    """Return the paper's protocol: four tasks, one epoch each. Set data and model by `changed` or on the command line."""
-    return Recipe(
-        name="standard-cl",
-        tasks=TaskSettings(orders=p.orders_of(p.TASKS), train_limit=p.TRAIN_LIMIT),
-        base_model=BaseModelSettings(),
-        adapter=Adapter(targets=p.TARGETS, rank=p.RANK, alpha=p.ALPHA, dropout=p.DROPOUT),
-        features=Features(
-            rows=p.ROWS, held_out_rows=p.HELD_OUT_ROWS, energy=p.ENERGY, at_least=p.AT_LEAST, at_most=p.AT_MOST, wide=p.WIDE
-        ),
-        training=Training(
-            epochs=p.EPOCHS,
-            window=p.WINDOW,
-            micro_batch=p.MICRO_BATCH,
-            learning_rate=p.LEARNING_RATE,
-            betas=p.BETAS,
-            eps=p.EPS,
-            weight_decay=p.WEIGHT_DECAY,
-            loss="example_mean",
-            max_tokens=p.MAX_TOKENS,
-        ),
-        evaluation=EvaluationSettings(max_new_tokens=p.MAX_NEW_TOKENS, eval_batch=64),
-    )
+from anchorlora.config import ALL_LINEAR, Recipe
+from anchorlora.recipes.protocol import LONG_ORDER, orders_of, standard_cl
 
 
 def default_recipe() -> Recipe:
@@ -45,30 +22,11 @@ def default_recipe() -> Recipe:
     the default method chose on SmolLM2 (docs/lab/log.md). Cores are wider than the paper's: kept text of everyday models needs more
     than 20 directions for 93 % of its energy.
     """
-    return Recipe(
-        name="train",
-        tasks=TaskSettings(test_limit=200),
-        base_model=BaseModelSettings(),
-        adapter=Adapter(targets="all-linear", rank=16, alpha=32, dropout=0.0),
-        features=Features(rows=1024, held_out_rows=64, energy=0.93, at_least=4, at_most=64, wide=64),
-        training=Training(
-            epochs=2,
-            window=4,
-            micro_batch=4,
-            batching="packed",
-            row_tokens=4096,
-            learning_rate=5e-4,
-            betas=(0.9, 0.999),
-            eps=1e-8,
-            weight_decay=0.0,
-            schedule="cosine",
-            warmup=0.03,
-            clip_norm=1.0,
-            loss="token_mean",
-            max_tokens=1024,
-        ),
-        evaluation=EvaluationSettings(max_new_tokens=128, eval_batch=16),
-    )
+    fields: dict[str, Any] = {"name": "train", "orders": {}, "train_limit": None, "test_limit": 200}
+    fields |= {"targets": ALL_LINEAR, "rank": 16, "dropout": 0.0, "rows": 1024, "held_out_rows": 64, "at_most": 64}
+    fields |= {"epochs": 2, "window": 4, "micro_batch": 4, "batching": "packed", "row_tokens": 4096, "max_tokens": 1024}
+    fields |= {"learning_rate": 5e-4, "schedule": "cosine", "warmup": 0.03, "clip_norm": 1.0, "loss": "token_mean"}
+    return standard_cl().changed(fields | {"max_new_tokens": 128, "eval_batch": 16})
 
 
 TASKS = ("entities", "reviews", "questions", "news")
@@ -76,13 +34,13 @@ TASKS = ("entities", "reviews", "questions", "news")
 
 def mini() -> Recipe:
     """Return the embedded recipe: four text-classification tasks in English-like text, with a small base model."""
-    fields = {"name": "mini", "data": "embedded:mini", "model": "embedded:mini", "orders": p.orders_of(TASKS)}
+    fields = {"name": "mini", "data": "embedded:mini", "model": "embedded:mini", "orders": orders_of(TASKS)}
     return standard_cl().changed({**fields, "threads": 1, "learning_rate": 1e-3, "micro_batch": 8, "max_tokens": 128})
 
 
 def long_sequence() -> Recipe:
     """Return the protocol for fifteen tasks, one epoch each. Data and model are left open."""
-    return standard_cl().changed({"name": "long-sequence", "orders": {"order1": p.LONG_ORDER}})
+    return standard_cl().changed({"name": "long-sequence", "orders": {"order1": LONG_ORDER}})
 
 
 def qwen3_8b() -> Recipe:
