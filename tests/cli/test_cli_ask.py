@@ -15,7 +15,7 @@ from anchorlora.adapters import write_adapter
 from anchorlora.cli.app import main
 from anchorlora.data.forms.pairs import WITHOUT_INPUT
 from anchorlora.geometry import Factors
-from anchorlora.models import load
+from anchorlora.models import session
 from golden import one_line
 
 MINI = embedded.folder("embedded:mini", "base_model")
@@ -166,7 +166,7 @@ def test_a_run_a_task_and_exports_answer_alike(small_benchmark, small_model, tmp
     ],
 )
 def test_a_wrong_request_is_one_line_and_loads_no_model(words, message, adapter, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(load, "load_base_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(session, "load_base_model", lambda *_, **__: pytest.fail("the model was loaded"))
     unnamed = shutil.copytree(adapter, tmp_path / "unnamed")
     config = json.loads((unnamed / "adapter_config.json").read_text())
     (unnamed / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))

@@ -55,9 +55,9 @@ def ask(
     RUN is a run directory, one of its tasks, any PEFT adapter, or a merged export. PROMPT is a text, or - to read it from stdin.
     The answer streams to stdout and ends where a server would stop.
     """
-    from anchorlora.adapters import attach, detach
     from anchorlora.adapters.files import read_adapter
-    from anchorlora.models.load import load_base_model, template_note, tokenizer_of, warn_of_other_files
+    from anchorlora.models.load import template_note, tokenizer_of
+    from anchorlora.models.session import Session
     from anchorlora.models.trust import asked_for
     from anchorlora.store.artifact import artifact_in
 
@@ -82,18 +82,14 @@ def ask(
         err.print(note)
     hide_loading()
     err.print(f"loading {settings.model} ...")
-    loaded = load_base_model(settings, adapter=adapter)
-    adapted = loaded.model
-    if adapter is not None:
-        warn_of_other_files(loaded, adapter)
-        adapted = attach(loaded.model, adapter)
+    session = Session(settings, adapter=adapter)
+    adapted = session.loaded.model if adapter is None else session.adapted(adapter)
     if without:
         print("with the adapter:", flush=True)
-    _answer(loaded, adapted, ids, longest=longest, asked=max_new_tokens)
+    _answer(session.loaded, adapted, ids, longest=longest, asked=max_new_tokens)
     if without:
         print("\nwithout the adapter:", flush=True)
-        detach(loaded.model)
-        _answer(loaded, loaded.model, ids, longest=longest, asked=max_new_tokens)
+        _answer(session.loaded, session.bare().model, ids, longest=longest, asked=max_new_tokens)
 
 
 def _answer(loaded: LoadedModel, adapted: Any, ids: list[int], *, longest: int, asked: int) -> None:
