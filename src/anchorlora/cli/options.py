@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial, wraps
@@ -50,15 +51,12 @@ class ReadsRows(click.Command):
         """Write the help."""
         from anchorlora.data.forms import known_forms
 
-        parts: list[Any] = [self, *(option for option in self.params if isinstance(option, click.Option))]
-        written = [part.help for part in parts]
-        try:
-            for part, words in zip(parts, written, strict=True):
-                part.help = words and words.replace("FORMS", known_forms())
-            super().format_help(ctx, formatter)
-        finally:
-            for part, words in zip(parts, written, strict=True):
-                part.help = words
+        command = copy(self)
+        command.params = [copy(parameter) for parameter in self.params]
+        parts: list[Any] = [command, *(option for option in command.params if isinstance(option, click.Option))]
+        for part in parts:
+            part.help = part.help and part.help.replace("FORMS", known_forms())
+        super(ReadsRows, command).format_help(ctx, formatter)
 
 
 OPTIONS = {"max_tokens": "--max-length"}  # of fields that have an option by another name
