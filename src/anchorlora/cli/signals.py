@@ -86,7 +86,7 @@ def _handling(handler: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, old)
 
 
-def _handle(handler: Callable[[int, Any], None]) -> None:
+def _handle(handler: Callable[[int, Any], None] | signal.Handlers) -> None:
     for number in ASKING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
@@ -100,5 +100,4 @@ def _leave(number: int, frame: Any) -> None:
 
 def deaf() -> None:
     """Ignore signals from here on."""
-    for number in ASKING:
-        signal.signal(number, signal.SIG_IGN)
+    _handle(signal.SIG_IGN)
