@@ -34,9 +34,8 @@ from anchorlora.adapters.files import fitted
 from anchorlora.continual.seeds import stream
 from anchorlora.devices import in_float64, type_name
 from anchorlora.errors import InvalidValue
-from anchorlora.export.beside import beside, modules_of, processing_files, terms, unknown_ends
 from anchorlora.export.serving import accepted_rank
-from anchorlora.export.source import ExportSource
+from anchorlora.export.source import CARD, ExportSource, beside, modules_of, processing_files, terms, unknown_ends
 from anchorlora.geometry import Factors, one_scale, scaled_change, truncated
 from anchorlora.measurement import Drift, measure
 from anchorlora.measurement.adapters import layers
@@ -49,7 +48,6 @@ from anchorlora.store.files import new_folder, write_text
 from anchorlora.store.record import Record
 
 PACKAGES = ("anchorlora", "torch", "transformers", "peft", "safetensors")
-CARD_FILE = "README.md"
 DTYPES = ("float32", "bfloat16", "float16")
 SERVED = ("float16", "bfloat16")  # types that servers cast factors to
 Card = Callable[[Export, Record | None], str]
@@ -101,10 +99,7 @@ def export(source: ExportSource, request: Request, *, to: Path, card: Card) -> E
         before = source.before or NOTHING
         scaled = {name: scaled_change(f, before.get(name), request.scale) for name, f in source.factors.items()}
         source = replace(source, factors=scaled)
-    if request.form == "merged":
-        write, facts = merge_in_memory(source, request.dtype, commit=request.trust_remote_code, scaled=request.scale != 1)
-    else:
-        write, facts = _adapter(source, request.rank, getattr(torch, request.dtype or "float32"))
+    write, facts = (_merge_in_memory if request.form == "merged" else _make_adapter)(source, request)
     license_, datasets = terms(source.adapter, source.base_model)
     result = Export(
         form=request.form,
@@ -121,7 +116,7 @@ def export(source: ExportSource, request: Request, *, to: Path, card: Card) -> E
         with new_folder(to, replace=False) as folder:
             write(folder)
             write_text(folder / EXPORT_FILE, result.as_json())
-            write_text(folder / CARD_FILE, card(result, source.record))
+            write_text(folder / CARD, card(result, source.record))
     except Exception:
         refuse_export(to)  # another process has made it meanwhile
         raise
@@ -141,14 +136,13 @@ def _refuse_to_scale(source: ExportSource) -> None:
         )
 
 
-def _adapter(source: ExportSource, rank: int | None, dtype: torch.dtype) -> Made:
+def _make_adapter(source: ExportSource, request: Request) -> Made:
     """cat without a rank, svd with one; a rank above the adapter's own would only add zeros."""
-    largest = max(f.rank for f in source.factors.values())
-    rank = rank and min(rank, largest)
-    accepted_rank(rank or largest)
-    scale = one_scale(source.factors)
+    largest, dtype = max(f.rank for f in source.factors.values()), getattr(torch, request.dtype or "float32")
+    rank = min(request.rank or largest, largest)
+    server_rank, scale = accepted_rank(rank), one_scale(source.factors)
     ours = {layer: _at(f, scale).padded(largest) for layer, f in source.factors.items()}
-    goal = {layer: truncated(f, rank) for layer, f in ours.items()} if rank else ours
+    goal = {layer: truncated(f, rank) for layer, f in ours.items()} if request.rank else ours
     written = {layer: _round(f, dtype, layer) for layer, f in goal.items()}
     errors = {layer: float(written[layer].since(f).norm()) for layer, f in ours.items()}
     sizes = {layer: float(f.product().norm()) for layer, f in ours.items()}
@@ -162,16 +156,10 @@ def _adapter(source: ExportSource, rank: int | None, dtype: torch.dtype) -> Made
             tokenizer.save_pretrained(folder)
 
     error = ratio(math.hypot(*errors.values()), math.hypot(*sizes.values()))
-    kept, written_rank = _protection(source, written, same=error == 0), rank or largest
-    facts: dict[str, Any] = {
-        "rank": written_rank,
-        "max_lora_rank": accepted_rank(written_rank),
-        "tokenizer": tokenizer is not None,
-        "stop_token_ids": unknown_ends(tokenizer, source.base_model),
-        "logits": None,
-    }
-    facts |= {"dtype": type_name(dtype), "layers": layers, "error": error, "protection": kept, "base": source.base}
-    return write, facts
+    kept, stops = _protection(source, written, same=error == 0), unknown_ends(tokenizer, source.base_model)
+    facts: dict[str, Any] = {"rank": rank, "max_lora_rank": server_rank, "logits": None}
+    facts |= {"tokenizer": tokenizer is not None, "stop_token_ids": stops}
+    return write, facts | {"dtype": type_name(dtype), "layers": layers, "error": error, "protection": kept, "base": source.base}
 
 
 def _at(factors: Factors, scale: float) -> Factors:
@@ -228,23 +216,23 @@ def ratio(part: float, whole: float) -> float:
 SEQUENCES, LENGTH = 8, 32  # token sequences on which logits are compared, the same for all exports
 
 
-def merge_in_memory(source: ExportSource, dtype: str | None, *, commit: str | None = None, scaled: bool = False) -> Made:
+def _merge_in_memory(source: ExportSource, request: Request) -> Made:
     """Merge an adapter into its base model, in memory."""
     if source.base_model.model is None:
         raise InvalidValue(f"{source.adapter} names no base model to merge into; give one with --model")
-    base_model = asked_for(source.base_model, commit, where=source.named_in)
+    base_model = asked_for(source.base_model, request.trust_remote_code, where=source.named_in)
     model, tokenizer, sha256 = load_weights(base_model)
     tokenizer = of_adapter(tokenizer, source.adapter, base_model)
     stops = stops_of(model, tokenizer)
     if model.generation_config is not None and set(stops) != set(ends_of(model)):
         model.generation_config.eos_token_id = stops  # where answers end that the adapter was trained on
     mergeable(model, source.factors)
-    stored = getattr(torch, dtype) if dtype else model.dtype
+    stored = getattr(torch, request.dtype) if request.dtype else model.dtype
     model.float()  # represents every stored value exactly
     bare = logits_of(model)
     with tempfile.TemporaryDirectory() as temporary:
         adapter = source.adapter
-        if scaled:  # whose files hold the factors as trained
+        if request.scale != 1:  # whose files hold the factors as trained
             adapter, transposed = Path(temporary), bool(read_config(source.adapter).get("fan_in_fan_out"))
             write_adapter(adapter, source.factors, base=None, fan_in_fan_out=transposed, whole=source.whole)
         adapted = attach(model, adapter)

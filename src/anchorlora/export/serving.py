@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from anchorlora import embedded
@@ -85,14 +86,11 @@ def refuse_unnamed(repo: str) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    try:
+    with suppress(HFValidationError):
         validate_repo_id(repo)
-    except HFValidationError:
-        repo_is_valid = False
-    else:
-        repo_is_valid = repo.count("/") == 1
-    if not repo_is_valid:
-        raise InvalidValue(f"--push takes ORG/NAME, a repository of yours on the hub, not {repo!r:.100}")
+        if repo.count("/") == 1:
+            return
+    raise InvalidValue(f"--push takes ORG/NAME, a repository of yours on the hub, not {repo!r:.100}")
 
 
 def push(folder: Path, repo: str) -> str:

@@ -203,8 +203,8 @@ def energy_of(part: Mapping[str, Any]) -> Energy | None:
 
 def serving(adapter: Path, request: SkillRequest, dtype: str) -> str:
     """Return the command that serves an adapter, or what to do where no server takes it."""
-    from anchorlora.export.beside import tokenizer_in, unknown_ends
     from anchorlora.export.serving import serve_line, stop_note
+    from anchorlora.export.source import tokenizer_in, unknown_ends
 
     try:
         line = serve_line(adapter, request.base_model.model or "", name=request.name)
