@@ -62,14 +62,14 @@ def estimate_time(configs: Sequence[RunConfig], at_a_time: int | None, flops: fl
     """Return the expected time of runs as lines of text, or why it is unknown."""
     if not configs:
         return []
-    missing = next((config.recipe for config in configs if config.recipe.base_model.model is None), None)
-    if missing is not None:
+    recipes = {config.recipe.base_model.model: config.recipe for config in configs}
+    if None in recipes:
         return [f"expected time unknown: {NO_MODEL}"]
     from anchorlora.models.hub import cached_folder
 
-    places = {config.recipe.base_model.model: cached_folder(config.recipe.base_model) for config in configs}
+    folders = {name: cached_folder(recipe.base_model) for name, recipe in recipes.items()}
     try:
-        models = {name: _Model(config.recipe, places[name]) for config in configs for name in [config.recipe.base_model.model]}
+        models = {name: _Model(recipe, folders[name]) for name, recipe in recipes.items()}
         works = []
         for config in configs:
             model = models[config.recipe.base_model.model]
