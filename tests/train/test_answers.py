@@ -12,7 +12,7 @@ import pages
 from anchorlora.cli.app import main
 from anchorlora.data import examples_of, read_samples
 from anchorlora.pages.verdict import Evidence, advice, loss_curve, render, shortened
-from anchorlora.train.answers import OF_SKILL, _prompt, answers_of
+from anchorlora.train.folder import OF_SKILL, _prompt, answers_of
 from skills import EXACT, FEW
 
 

@@ -34,6 +34,7 @@ from anchorlora.store.run_folder import RunFolder, refuse_damaged_adapter
 from anchorlora.store.seal import read_sealed, sha256
 from anchorlora.text import without_secrets
 from anchorlora.train import train as module
+from anchorlora.train import verdict as judging
 from anchorlora.train.request import SkillRequest, default_recipe, name_of_data, skill_request
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
 from skills import FEW, NARROW, rows, written
@@ -564,7 +565,7 @@ def test_nothing_that_is_read_may_change_between_two_stages(what, finished, data
 
 
 def test_scores_of_other_prompts_than_before_are_refused_in_one_line(stopped, data, tmp_path, capsys, monkeypatch):
-    out, real = tmp_path / "out", module.stages.scores_in
+    out, real = tmp_path / "out", judging.scores_in
     shutil.copytree(stopped, out)
 
     def others(folder, stage):
@@ -573,8 +574,8 @@ def test_scores_of_other_prompts_than_before_are_refused_in_one_line(stopped, da
         return found
 
     monkeypatch.setattr(module, "_teach", lambda *_, **__: None)
-    monkeypatch.setattr(module.stages, "scores_in", others)
-    monkeypatch.setattr(module.stages, "scores_after", lambda run, name: others(run / "skill", "after"))
+    monkeypatch.setattr(judging, "scores_in", others)
+    monkeypatch.setattr(judging, "scores_after", lambda run, name: others(run / "skill", "after"))
     refused(command(data, out), capsys, "reviews was tested on other examples before than after")
 
 

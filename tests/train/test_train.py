@@ -27,9 +27,10 @@ from anchorlora.models.load import tokenizer_of
 from anchorlora.store.files import write_lines
 from anchorlora.text import amount
 from anchorlora.train import price
+from anchorlora.train.folder import probes_in
 from anchorlora.train.kept import count_kept, hold_out
 from anchorlora.train.request import skill_request
-from anchorlora.train.stages import files_of, probes_in
+from anchorlora.train.stages import files_of
 from anchorlora.train.train import _count_rows
 from architectures.cases import LFM2, SEES
 from skills import EXACT, FEW, NARROW, rows, written

@@ -13,7 +13,7 @@ from anchorlora.cli.options import ExecutionOptions, ReadsRows, execution_option
 from anchorlora.text import amount
 
 if TYPE_CHECKING:
-    from anchorlora.train.answers import Answers
+    from anchorlora.train.folder import Answers
     from anchorlora.train.price import Price
 
 SHOWN, LONGEST = 2, 160  # answers that are printed, and characters of each text
@@ -126,7 +126,7 @@ def train(
     from anchorlora.pages.verdict import Evidence, advice, next_commands, write_verdict
     from anchorlora.runs.trackers import tracked
     from anchorlora.store.run_folder import RunFolder
-    from anchorlora.train.answers import answers_of
+    from anchorlora.train.folder import answers_of
     from anchorlora.train.judge import Margin
     from anchorlora.train.request import SETTING_OPTIONS, skill_request
     from anchorlora.train.sealed import changed_since

@@ -26,7 +26,7 @@ STEPS = 200  # points of the loss curve at most
 class Evidence:
     """Answers and losses that a page shows beside a verdict."""
 
-    answers: Sequence[Any] = ()  # `anchorlora.train.answers.Answers`, of the skill first
+    answers: Sequence[Any] = ()  # `anchorlora.train.folder.Answers`, of the skill first
     losses: Sequence[tuple[int, float]] = ()  # optimizer step and the loss of its examples, per token
     epochs: int | None = None
     learning_rate: float | None = None

@@ -28,11 +28,10 @@ from anchorlora.models.load import ends_of
 from anchorlora.models.packing import unpackable
 from anchorlora.scores import Paired
 from anchorlora.store.files import write_text
-from anchorlora.store.json import read_file
+from anchorlora.train.folder import BUDGET, facts_in, probes_in, scores_in
 from anchorlora.train.judge import by_row
-from anchorlora.train.stages import Teaching, facts_in, probes_in, scores_in
+from anchorlora.train.stages import Teaching
 
-BUDGET = "budget.json"  # in skill/
 STEPS = 20  # scales are tried from 1 down, by 1 / STEPS
 FEWEST = 12  # held-out rows, half of which choose: fewer than six have no interval
 BATCH = 16  # examples of a forward pass, or as many tokens
@@ -48,17 +47,12 @@ def refuse_few(held_out: Mapping[str, int]) -> None:
             )
 
 
-def budget_in(folder: Path) -> dict[str, Any] | None:
-    """Return the outcome of the budget, or None if there was none."""
-    file = folder / BUDGET
-    return read_file(file, dict[str, Any], remedy="begin again with another --out") if file.is_file() else None
-
-
 class WithinBudget(RunCallback):
-    """Scale what one skill has learned until what is kept is within the budget."""
+    """Scale what one skill has learned until what is kept is within the budget, which too few held-out rows cannot decide on."""
 
     def __init__(self, teaching: Teaching) -> None:
         self.teaching, self.request, self.folder = teaching, teaching.request, teaching.folder
+        refuse_few(rows_tested(self.folder, self.request.asked.tasks.test_limit))
 
     def on_steps_end(self, number: int, anchor: Anchor) -> None:
         """Find the scale, and leave the factors at it."""

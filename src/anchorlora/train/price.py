@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from statistics import mean
 from typing import Any
@@ -28,7 +29,7 @@ from anchorlora.constraints import AnswerSensitivity, GradientStart
 from anchorlora.continual.batches import MicroBatch, micro_batch, packed_row, rows_of
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import ROWS, TOKENS
-from anchorlora.data import Encoded, EncodedExamples, Encoder, TextFiles, TextTask, examples_of, read_samples
+from anchorlora.data import Encoded, EncodedExamples, Encoder, TextTask, examples_of, read_samples
 from anchorlora.devices import device_name
 from anchorlora.geometry import Spectrum
 from anchorlora.methods import Method
@@ -42,7 +43,8 @@ from anchorlora.runs.sizes import sizes
 from anchorlora.text import amount
 from anchorlora.train.budget import STEPS
 from anchorlora.train.kept import OWN_SHARE, SHARE, Kept
-from anchorlora.train.request import SELF, SkillRequest, leaves_cores
+from anchorlora.train.request import SELF, SkillRequest, leaves_cores, leaves_rows
+from anchorlora.train.stages import Teaching, facts_of_run, parts_of
 
 clock = time.perf_counter
 CONTEXT, DRAWN = 128, 3  # tokens before the ones that are drawn to measure, and how many are
@@ -108,19 +110,13 @@ def seconds_of_steps(rate: tuple[float, float], rows: int, steps: float, share: 
     return steps * (rate[0] + rate[1] * rows * share)
 
 
-def price_of(
-    request: SkillRequest,
-    method: Method,
-    recipe: Recipe,
-    session: Session,
-    files: TextFiles,
-    rows: Any,
-    parts: Sequence[Kept],
-    *,
-    loading: float,
-    left: bool,
-) -> Price:
+def price_of(teaching: Teaching, rows: list[dict[str, Any]]) -> Price:
     """Return the price of a request that has passed every check."""
+    request, method, session, files = teaching.request, teaching.method, teaching.session, teaching.files
+    began = clock()
+    parts = parts_of(teaching, rows, teaching.adapted())
+    loading = clock() - began
+    recipe = request.recipe(teaching.folder, method, facts_of_run(teaching))
     adapted = session.adapted(request.adapter, targets=recipe.adapter.targets)
     settings = recipe.training
     encoder = Encoder(session.tokenizer, max_tokens=session.room(settings.max_tokens), ends=ends_of(adapted))
@@ -130,7 +126,7 @@ def price_of(
     rates = measure_rates(session, adapted, recipe, train, writes=SELF in request.keep)
     skill = _part(request.name, test, answered=task.answered)
     kept = [*_kept_parts(request, encoder, parts)]
-    tokens, steps = sum(train.lengths), recipe.steps(len(train))
+    tokens, steps, length = sum(train.lengths), recipe.steps(len(train)), mean(train.lengths)
     phases = [Phase("loading the model", "", loading)]
     if SELF in request.keep:
         phases.append(_own_text(session, request, rates))
@@ -147,17 +143,19 @@ def price_of(
     batch = TOKENS * evaluation.eval_batch
     for part in (skill, *kept):
         phases.append(_test_phase(f"testing {part.name} before", part, rates, most, batch))
-    start = sum(_read_back(part.examples, train, rates) for part in method.constraints if isinstance(part, GradientStart))
+    # a pass forward and backward over some examples, which reads a common beginning once, as training does
+    starts = [min(part.examples, len(train)) for part in method.constraints if isinstance(part, GradientStart)]
+    start = sum(count * length * rates.learning + 2 * rates.spectra for count in starts)
     ended = 0.0 if method.provided_cores is not None else rates.spectra  # cores of the task are made of rows where it ends
     phases.append(Phase("training", amount(steps, "step"), start + settings.epochs * tokens * rates.learning + ended))
     phases.append(_test_phase(f"testing {skill.name} after", skill, rates, min(most, skill.answer + 1), batch))
     for part in kept:
         phases.append(_test_phase(f"testing {part.name} after", part, rates, most, batch))
-    if method.reads_past and not left:
-        phases.append(_depended_on("reading what its answers depend on", method, len(train), mean(train.lengths), rates))
+    if method.reads_past and not leaves_rows(request, method, recipe.adapter.rank):
+        phases.append(_depended_on("reading what its answers depend on", method, len(train), length, rates))
     if leaves_cores(request, method):
         texts = min(recipe.features.rows, len(train))
-        seconds = texts * mean(train.lengths) * rates.reading + rates.spectra
+        seconds = texts * length * rates.reading + rates.spectra
         phases.append(Phase("finding what a later skill must protect", amount(texts, "text"), seconds))
     if request.budget is not None:
         read = sum(part.rows * part.text for part in kept) * rates.reading * rates.shared
@@ -166,7 +164,7 @@ def price_of(
         twin = [p.seconds for p in phases if p.what == "training" or p.what.endswith(" after")]
         phases.append(Phase("the same without protection", "", sum(twin)))
     memory = sizes(recipe, tasks=1, cumulative=False, folder=embedded.folder(request.base_model.model or "", "base_model"))
-    return Price(list(rows), tokens, steps, memory.peak + memory.host, device_name(session.loaded.device), phases)
+    return Price(rows, tokens, steps, memory.peak + memory.host, device_name(session.loaded.device), phases)
 
 
 def _learned(part: Part) -> int:
@@ -178,11 +176,6 @@ def _depended_on(what: str, method: Method, texts: int, tokens: float, rates: Ra
     """Forward and backward passes, then products of all rows in float64, which take as long again."""
     texts = min(texts, sum(part.examples for part in method.constraints if isinstance(part, AnswerSensitivity)))
     return Phase(what, amount(texts, "text"), 2 * texts * tokens * rates.learning * rates.shared + 2 * rates.spectra)
-
-
-def _read_back(count: int, examples: EncodedExamples, rates: Rates) -> float:
-    """Seconds of a pass forward and backward over some examples, which read a common beginning once, as training does."""
-    return min(count, len(examples)) * mean(examples.lengths) * rates.learning + 2 * rates.spectra
 
 
 def _part(name: str, examples: EncodedExamples, *, answered: bool, read: bool = True, known: bool = False) -> Part:
@@ -262,7 +255,8 @@ def _measuring(session: Session, window: Sequence[Encoded], most: int, together:
     """Return the first rows of a step, how many tokens of its examples they stand for, and each of theirs."""
 
     def rows(examples: Sequence[Encoded]) -> list[MicroBatch]:
-        return [_batch(session, group, together) for group in rows_of(examples, most, share=together)]
+        make = packed_row if together else partial(micro_batch, pad=pad_of(session.tokenizer))
+        return [make(group).to(session.loaded.device) for group in rows_of(examples, most, share=together)]
 
     def read(batches: Sequence[MicroBatch]) -> int:
         return sum(batch.inputs["input_ids"].numel() for batch in batches)
@@ -271,11 +265,6 @@ def _measuring(session: Session, window: Sequence[Encoded], most: int, together:
     first = rows(window[: 1 + sum(size < MEASURED for size in sizes)])
     shared = sizes[-1] / read(rows(window))
     return first, shared * read(first), shared
-
-
-def _batch(session: Session, group: Sequence[Encoded], together: bool) -> MicroBatch:
-    batch = packed_row(group) if together else micro_batch(group, pad=pad_of(session.tokenizer))
-    return batch.to(session.loaded.device)
 
 
 def _logits(model: Any, batch: MicroBatch) -> Any:

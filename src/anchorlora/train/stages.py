@@ -31,9 +31,9 @@ from typing import Any
 from torch import Tensor
 
 from anchorlora import embedded
-from anchorlora.adapters import lora_layers, read_adapter
+from anchorlora.adapters import lora_layers
 from anchorlora.adapters.kinds import without_empty
-from anchorlora.config import Recipe
+from anchorlora.config import ALL_LINEAR, Recipe
 from anchorlora.constraints import AnswerSensitivity
 from anchorlora.constraints.sensitivity import INPUTS
 from anchorlora.continual.callback import RunCallback, Tell, telling
@@ -43,7 +43,6 @@ from anchorlora.continual.losses import memory_of_text, spread
 from anchorlora.continual.seeds import number
 from anchorlora.data import Encoder, Sample, TextFiles, TextSource, read_samples
 from anchorlora.data.rows import row_of
-from anchorlora.data.sample_files import samples_in
 from anchorlora.data.templates import stop_ids
 from anchorlora.data.text import count_rows, token_ids
 from anchorlora.errors import InvalidValue
@@ -59,20 +58,16 @@ from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.sizes import needs_checkpointing
 from anchorlora.scores import MOST_PROBES
 from anchorlora.store.files import link, write_lines, write_text
-from anchorlora.store.json import read_file
-from anchorlora.store.predictions import read_predictions
 from anchorlora.store.run_folder import SKILL, RunFolder
-from anchorlora.store.seal import LARGEST_SEALED, sealed_folder
+from anchorlora.store.seal import sealed_folder
 from anchorlora.store.tensors import write_tensors
 from anchorlora.text import amount
 from anchorlora.train import kept
+from anchorlora.train.folder import FACTS, SCORES, add_first, facts_in, probes_in, rows_in
 from anchorlora.train.judge import Comparison
 from anchorlora.train.request import CORES, MEMORY, OLD_TEXT, SELF, UNREAD, SkillRequest, earlier_sources, leaves_cores, reads_cores
 
-SCORES, FACTS = "scores.json", "facts.json"
 OWN_TEXT = "self.jsonl"  # what the model has written so far, a batch a line
-ALL_LINEAR = default_recipe().adapter.targets
-BEGIN_AGAIN = "begin again with another --out"
 Say = Callable[[str], None]
 
 
@@ -85,7 +80,7 @@ class Teaching:
     method: Method
     session: Session
     files: TextFiles  # of the skill
-    say: Say
+    say: Say = lambda sentence: None
     callbacks: Sequence[RunCallback] = ()
 
     @property
@@ -106,11 +101,14 @@ class Teaching:
         """Return the model with the adapter that it is used with so far, or with empty ones."""
         return self.session.adapted(self.request.adapter, targets=self.request.targets or ALL_LINEAR)
 
-    def kept_scores(self, adapted: Any, recipe: Recipe) -> dict[str, list[dict[str, Any]]]:
+    def scores(self, adapted: Any, tasks: Mapping[str, TextFiles]) -> dict[str, list[dict[str, Any]]]:
+        """Return the scores of a model on every test example of some tasks."""
+        return score_tasks(self.session, adapted, tasks, self.request.asked, self.say, self.tell)
+
+    def kept_scores(self, adapted: Any) -> dict[str, list[dict[str, Any]]]:
         """Return the scores of a model on the probes of everything that is kept."""
         parts = facts_in(self.folder)["kept"]
-        probes = {part["name"]: probes_in(self.folder / "before", part["name"]) for part in parts if part["probes"]}
-        return score_tasks(self.session, adapted, probes, recipe, self.say, self.tell)
+        return self.scores(adapted, {p["name"]: probes_in(self.folder / "before", p["name"]) for p in parts if p["probes"]})
 
 
 def before(teaching: Teaching) -> None:
@@ -119,11 +117,11 @@ def before(teaching: Teaching) -> None:
     recipe = request.asked
     teaching.say(f"loading {request.base_model.model}")
     adapted, tokenizer = teaching.adapted(), session.tokenizer
-    parts = parts_of(request, method, rows_in(folder), adapted)
+    parts = parts_of(teaching, rows_in(folder), adapted)
     if note := template_note(request.base_model, tokenizer, request.adapter):
         teaching.say(note)
     room = session.room(recipe.training.max_tokens)
-    of_run = facts_of_run(request, session)
+    of_run = facts_of_run(teaching)
     request.recipe(folder, method, of_run)  # what does not go together is refused before text is written and read
     if leaves_cores(request, method):
         _refuse_short(teaching, recipe.features.at_least, room)
@@ -144,7 +142,7 @@ def before(teaching: Teaching) -> None:
         if not leaves_cores(request, method):
             continue
         if part.cores is None:
-            made = _cores(session, adapted, part.samples, recipe, teaching.begin(f"finding what to protect of {part.name}"))
+            made = _cores(teaching, adapted, part.samples, f"finding what to protect of {part.name}")
             refuse_alike(made.layers, recipe.features.at_least)  # fewer of the skill itself, once it is trained, are enough
             part.facts, cores = {**part.facts, **made.origin}, kept.new_cores(part.name, made.layers)
         elif any(part.name in core.energy for core in union.values()):
@@ -181,30 +179,16 @@ def before(teaching: Teaching) -> None:
         )
         write_text(temporary / FACTS, json.dumps(facts, indent=1))
         tasks = {request.name: teaching.files, **{p.name: probes_in(temporary, p.name) for p in parts if p.probes}}
-        scores = score_tasks(session, adapted, tasks, recipe, teaching.say, teaching.tell)
+        scores = teaching.scores(adapted, tasks)
         add_first(request.after, scores)
         write_text(temporary / SCORES, json.dumps(scores))
 
 
-def add_first(after: str | None, scores: Mapping[str, list[dict[str, Any]]]) -> None:
-    """Add to the scores of what the run before kept already, row by row, the metrics that it had at first."""
-    if after is None:
-        return
-    folder = Path(after) / SKILL
-    then, names = scores_in(folder, "before"), {part["name"] for part in facts_in(folder)["kept"]}
-    for name in scores.keys() & then.keys() & names:
-        first = {(row["prompt_sha256"], row["gold"]): row.get("first", row["metrics"]) for row in then[name]}
-        for row in scores[name]:
-            metrics = first.get((row["prompt_sha256"], row["gold"]), {})
-            if metrics.keys() == row["metrics"].keys():
-                row["first"] = metrics
-
-
-def parts_of(request: SkillRequest, method: Method, rows: Sequence[Mapping[str, Any]], adapted: Any) -> list[kept.Kept]:
+def parts_of(teaching: Teaching, rows: Sequence[Mapping[str, Any]], adapted: Any) -> list[kept.Kept]:
     """Return everything that is kept; a memory of other layers than those that are adapted is refused."""
-    unfit = {row["name"]: row.get("unfit", ()) for row in rows}
+    request, unfit = teaching.request, {row["name"]: row.get("unfit", ()) for row in rows}
     parts = [part for source in earlier_sources(request) for part in kept.read_kept(source, request.keep_columns, unfit)]
-    for part in parts if method.reads_past else ():
+    for part in parts if teaching.method.reads_past else ():
         if part.memory is not None and not all(f"{INPUTS}/{layer}" in part.memory for layer in lora_layers(adapted)):
             raise InvalidValue(
                 f"{part.source} remembers what its answers depend on at fewer layers than are adapted now; give its --targets, or "
@@ -248,20 +232,19 @@ def _write_own_text(teaching: Teaching, part: kept.Kept, adapted: Any, room: int
     part.facts |= {"rows": counts, "own": defects(rows, stops=stop_ids(tokenizer, ends))}
 
 
-def after(teaching: Teaching, recipe: Recipe, *, left: bool) -> None:
+def after(teaching: Teaching, *, left: bool) -> None:
     """Write `after/`: scores with the new adapter, and the cores, memory, and rows that a later skill goes on from."""
-    request, method, folder, session = teaching.request, teaching.method, teaching.folder, teaching.session
-    adapted = session.adapted(RunFolder(teaching.out).adapter)
+    request, method, folder = teaching.request, teaching.method, teaching.folder
+    adapted = teaching.session.adapted(RunFolder(teaching.out).adapter)
     with sealed_folder(folder / "after") as temporary:
-        write_text(temporary / SCORES, json.dumps(teaching.kept_scores(adapted, recipe)))
+        write_text(temporary / SCORES, json.dumps(teaching.kept_scores(adapted)))
         source, earlier = teaching.files, folder / "before"
         if leaves_cores(request, method):
-            watch = teaching.begin(f"finding what a later skill must protect of {request.name}")
             samples = islice(source.rows_of(request.name, "train"), kept.MOST_ROWS)  # what is held out measures a later skill
-            made = _cores(session, adapted, samples, recipe, watch)
+            made = _cores(teaching, adapted, samples, f"finding what a later skill must protect of {request.name}")
             names = [part["name"] for part in facts_in(folder)["kept"]]
             union = kept.joined_cores_in(earlier, names) if (earlier / CORES).exists() else {}
-            union = joined_within(union, kept.new_cores(request.name, made.layers), asked=recipe.features.energy)
+            union = joined_within(union, kept.new_cores(request.name, made.layers), asked=request.asked.features.energy)
             kept.write_joined_cores(temporary, union, origin=dict(made.origin))
             if reads_cores(method):
                 write_text(temporary / kept.CAPACITY, json.dumps(kept.capacity(union), indent=1))
@@ -298,10 +281,8 @@ def score_tasks(
         unpacked = unpackable(adapted, longest_first(examples), longest=longest)
         if unpacked is not None:
             say(f"this model reads no packed rows ({unpacked}), so {name} is padded instead")
-        how = {"device": session.loaded.device, "packed": unpacked is None}
-        read, answered = len(examples), len(examples) if task.answered else 0
-        counting = Counting(partial(tell, what), read + answered)
-        scorer = Scorer.of(adapted, session.tokenizer, evaluation, **how)
+        counting = Counting(partial(tell, what), len(examples) * (2 if task.answered else 1))
+        scorer = Scorer.of(adapted, session.tokenizer, evaluation, device=session.loaded.device, packed=unpacked is None)
         with without_empty(adapted):
             answers = scorer.score(task, examples, count=counting.read, watch=counting.answered)
         of_row = Counter(e.example.place for e in examples)
@@ -328,8 +309,7 @@ class Counting:
 
     def answered(self, texts: Mapping[int, str]) -> None:
         """Note that some more examples are answered."""
-        self.done += len(texts)
-        self.tell(self.done, self.total)
+        self.read(self.done + len(texts))
 
 
 def files_of(request: SkillRequest) -> TextFiles:
@@ -337,51 +317,19 @@ def files_of(request: SkillRequest) -> TextFiles:
     return TextFiles({request.name: request.listed.source(Path())})
 
 
-def probes_in(folder: Path, name: str) -> TextFiles:
-    """Return the probes of something that is kept, as a task that is only tested."""
-    path = str(folder / kept.PROBES / f"{name}.jsonl")
-    return TextFiles({name: TextSource(path, test=path, reader=partial(samples_in, mixed=True))})
-
-
-def facts_in(folder: Path) -> dict[str, Any]:
-    """Return the facts of `before/`."""
-    return read_file(folder / "before" / FACTS, dict[str, Any], remedy=BEGIN_AGAIN)
-
-
-def rows_in(folder: Path) -> list[dict[str, Any]]:
-    """Return how many rows each source of text has, and how many of them have each property; none if they were not counted."""
-    file = folder / kept.ROWS
-    rows = read_file(file, list[dict[str, Any]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED) if file.is_file() else []
-    own = [part["rows"] for part in facts_in(folder)["kept"] if "rows" in part] if (folder / "before").is_dir() else []
-    return rows + own
-
-
-def scores_in(folder: Path, stage: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the scores of a stage."""
-    return read_file(folder / stage / SCORES, dict[str, list[dict[str, Any]]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED)
-
-
-def scores_after(run: Path, name: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the scores with the adapter that a run trained: of what is kept, and of the skill as the run tested it."""
-    predictions = read_predictions(RunFolder(run).task(1, name).predictions)
-    return scores_in(run / SKILL, "after") | {name: [row.model_dump() for row in predictions]}
-
-
-def _cores(session: Session, adapted: Any, samples: Iterable[Sample], recipe: Recipe, watch: Watch) -> MadeCores:
+def _cores(teaching: Teaching, adapted: Any, samples: Iterable[Sample], what: str) -> MadeCores:
+    watch, session, recipe = teaching.begin(what), teaching.session, teaching.request.asked
     f = recipe.features
     rule = CoreRule(f.rows, f.energy, f.at_least, f.at_most, max_tokens=session.room(recipe.training.max_tokens), spread=True)
     return cores_of_samples(adapted, session.tokenizer, list(samples), rule, device=session.loaded.device, watch=watch)
 
 
-def facts_of_run(request: SkillRequest, session: Session) -> dict[str, Any]:
+def facts_of_run(teaching: Teaching) -> dict[str, Any]:
     """Return the modules to adapt (the old adapter's, those asked for, or all linear ones), and whether to checkpoint."""
-    targets: Any = request.targets or ALL_LINEAR
-    if request.adapter is not None:
-        targets = sorted({layer.rsplit(".", 1)[-1] for layer in read_adapter(request.adapter, beside={})})
-    recipe = request.asked
-    adapter = recipe.adapter.model_copy(update={"targets": targets if isinstance(targets, str) else tuple(targets)})
-    recipe = recipe.model_copy(update={"adapter": adapter})
-    return {"targets": targets, "checkpointing": needs_checkpointing(recipe, session.loaded.device)}
+    request = teaching.request
+    targets = sorted({layer.rsplit(".", 1)[-1] for layer in request.old_factors}) or request.targets or ALL_LINEAR
+    recipe = request.asked.changed({"targets": targets})
+    return {"targets": targets, "checkpointing": needs_checkpointing(recipe, teaching.session.loaded.device)}
 
 
 def change_on(data: str | Path, before: Path, after: Path, *, model: str | None = None) -> dict[str, Any]:

@@ -25,18 +25,16 @@ from anchorlora.runs.run import run_sequence
 from anchorlora.store.files import new_folder, write_text
 from anchorlora.store.json import read_file
 from anchorlora.store.lock import Lease
-from anchorlora.store.record import read_record
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.seal import sealed_folder
 from anchorlora.train import price, sealed, stages
-from anchorlora.train.budget import WithinBudget, budget_in, refuse_few, rows_tested
+from anchorlora.train.budget import WithinBudget, refuse_few
+from anchorlora.train.folder import SCORES, facts_in
 from anchorlora.train.judge import DEFAULT_MARGIN, Margin
 from anchorlora.train.kept import OWN_SHARE, count_kept, refuse_repeated
 from anchorlora.train.request import REQUEST, SELF, SkillRequest, earlier_sources, leaves_rows, refuse_early
 from anchorlora.train.sentences import with_sentences
-from anchorlora.train.verdict import Verdict, serving, verdict_of
-
-UNPROTECTED = "unprotected"
+from anchorlora.train.verdict import UNPROTECTED, Verdict, serving, verdict_of
 
 
 def train_skill(
@@ -64,11 +62,10 @@ def train_skill(
             sealed.refuse_others(request, out)
             return _read_verdict(request, out, margin)
         RunDirectory(out).provenance.take_threads()
-        method, files = request.method_in(methods), stages.files_of(request)
-        teaching = stages.Teaching(request, out, method, _session(request), files, say, callbacks)
+        teaching = _teaching(request, out, methods, say, callbacks)
         _teach(teaching, lease, stop=stop, execution=execution or {})
         lease.check()
-        verdict = _judge(request, out, margin)
+        verdict = with_sentences(verdict_of(request, out, margin))
         write_text(RunFolder(out).verdict, json.dumps(verdict.as_dict(), indent=1) + "\n")
         sealed.seal_skill(request, out)
         return verdict
@@ -79,16 +76,9 @@ def price_skill(request: SkillRequest, out: Path, *, methods: Mapping[str, Metho
     refuse_early(request, request.method_in(methods))
     request = sealed.settle(request, out)
     sealed.refuse_others(request, out)
-    method = request.method_in(methods)  # with the numbers of the skill before
     sealed.refuse_damaged_past(request)
-    files, session = stages.files_of(request), _session(request)
-    rows = _count_rows(request, files)
-    began = price.clock()
-    parts = stages.parts_of(request, method, rows, session.adapted(request.adapter, targets=request.targets or stages.ALL_LINEAR))
-    loading = price.clock() - began
-    recipe = request.recipe(out / SKILL, method, stages.facts_of_run(request, session))
-    left = leaves_rows(request, method, recipe.adapter.rank)
-    return price.price_of(request, method, recipe, session, files, rows, parts, loading=loading, left=left)
+    teaching = _teaching(request, out, methods)
+    return price.price_of(teaching, _count_rows(request, teaching.files))
 
 
 def _read_verdict(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
@@ -98,37 +88,10 @@ def _read_verdict(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
     record = run.finished()
     verdict = read_file(run.verdict, Verdict, remedy="train the skill again, with another --out")
     if verdict.margin != margin:
-        return _judge(request, out, margin)
-    moved = verdict.adapter != str(run.adapter)  # or is called otherwise, from another folder
-    return (
-        replace(verdict, adapter=str(run.adapter), serve=serving(run.adapter, request, record.base_model.dtype))
-        if moved
-        else verdict
-    )
-
-
-def _judge(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
-    """The verdict on a skill that was taught, from the files of its directory."""
-    folder = out / SKILL
-    then, now = stages.scores_in(folder, "before"), stages.scores_after(out, request.name)
-    twins = stages.scores_after(folder / UNPROTECTED, request.name) if request.compare else None
-    for later in (now, twins or {}):  # an interval over the same examples needs the same examples
-        for name in then.keys() & later.keys():
-            if [row["prompt_sha256"] for row in then[name]] != [row["prompt_sha256"] for row in later[name]]:
-                raise InvalidValue(f"{out}: {name} was tested on other examples before than after; begin again with another --out")
-    verdict = verdict_of(
-        request,
-        read_record(RunFolder(out).record_file),
-        facts=stages.facts_in(folder),
-        before=then,
-        after=now,
-        unprotected=twins,
-        adapter=RunFolder(out).adapter,
-        margin=margin,
-        rows=stages.rows_in(folder),
-        budget=budget_in(folder),
-    )
-    return with_sentences(verdict)
+        return with_sentences(verdict_of(request, out, margin))
+    if verdict.adapter != str(run.adapter):  # it was moved, or is called otherwise, from another folder
+        return replace(verdict, adapter=str(run.adapter), serve=serving(run.adapter, request, record.base_model.dtype))
+    return verdict
 
 
 @contextmanager
@@ -153,8 +116,9 @@ def _alone(out: Path) -> Iterator[Lease]:
                 folder.rmdir()
 
 
-def _session(request: SkillRequest) -> Session:
-    return Session(request.asked.base_model, adapter=request.adapter)
+def _teaching(request: SkillRequest, out: Path, methods: Mapping[str, Method], *telling: Any) -> stages.Teaching:
+    session = Session(request.asked.base_model, adapter=request.adapter)
+    return stages.Teaching(request, out, request.method_in(methods), session, stages.files_of(request), *telling)
 
 
 def _teach(teaching: stages.Teaching, lease: Lease, *, stop: Stop | None, execution: Mapping[str, Any]) -> None:
@@ -176,15 +140,13 @@ def _teach(teaching: stages.Teaching, lease: Lease, *, stop: Stop | None, execut
         lease.check()
         sealed.compare_inputs(request, folder)
 
-    recipe = request.recipe(folder, method, stages.facts_in(folder))
+    recipe = request.recipe(folder, method, facts_in(folder))
     left = leaves_rows(request, method, recipe.adapter.rank)
 
     skill: dict[str, Any] = {"order": [request.name], "seed": request.seed, "source": teaching.files, "session": teaching.session}
     skill |= {"stop": stop, "leave_last": left, **execution}
     teaching.say("training")
     try:
-        if request.budget is not None:
-            refuse_few(rows_tested(folder, recipe.tasks.test_limit))
         callbacks = [*teaching.callbacks, *([] if request.budget is None else [WithinBudget(teaching)])]
         numbers = request.numbers_in({request.method: method})
         run_sequence(recipe, method, out=out, settings=numbers, callbacks=callbacks, **skill)
@@ -195,7 +157,7 @@ def _teach(teaching: stages.Teaching, lease: Lease, *, stop: Stop | None, execut
     checked()
     _publish(out, request)
     if not (folder / "after").is_dir():
-        stages.after(teaching, recipe, left=left)
+        stages.after(teaching, left=left)
         checked()
     if request.compare:
         teaching.say("training without protection")
@@ -203,10 +165,9 @@ def _teach(teaching: stages.Teaching, lease: Lease, *, stop: Stop | None, execut
         twin, plain = folder / UNPROTECTED, METHODS.baseline(method.plan.family)
         run_sequence(recipe.model_copy(update={"start": start}), plain, out=twin, callbacks=teaching.callbacks, **skill)
         if not (twin / SKILL / "after").is_dir():
-            adapted = teaching.session.adapted(RunFolder(twin).task(1, request.name).adapter)
-            scores = teaching.kept_scores(adapted, recipe)
+            scores = teaching.kept_scores(teaching.session.adapted(RunFolder(twin).task(1, request.name).adapter))
             with sealed_folder(twin / SKILL / "after") as temporary:
-                write_text(temporary / stages.SCORES, json.dumps(scores))
+                write_text(temporary / SCORES, json.dumps(scores))
         checked()
 
 

@@ -15,13 +15,14 @@ from anchorlora.adapters.files import read_with_whole
 from anchorlora.errors import InvalidValue
 from anchorlora.store.adapter_config import read_config
 from anchorlora.store.json import loads
-from anchorlora.store.record import Record
-from anchorlora.store.run_folder import SKILL
-from anchorlora.train.judge import DEFAULT_MARGIN, Comparison, Judged, JudgedKept, Margin, judge_kept, judge_learned
+from anchorlora.store.record import Record, read_record
+from anchorlora.store.run_folder import RunFolder
+from anchorlora.train.folder import BEGIN_AGAIN, budget_in, facts_in, rows_in, scores_after, scores_in
+from anchorlora.train.judge import Comparison, Judged, JudgedKept, Margin, judge_kept, judge_learned
 from anchorlora.train.kept import CAPACITY
 from anchorlora.train.request import SkillRequest
 
-Scores = Mapping[str, Sequence[Mapping[str, Any]]]
+UNPROTECTED = "unprotected"  # in skill/, the run directory of the twin
 
 
 @dataclass(frozen=True)
@@ -110,20 +111,17 @@ class Verdict:
         return asdict(self)
 
 
-def verdict_of(
-    request: SkillRequest,
-    record: Record,
-    *,
-    facts: Mapping[str, Any],
-    before: Scores,
-    after: Scores,
-    unprotected: Scores | None,
-    adapter: Path,
-    margin: Margin = DEFAULT_MARGIN,
-    rows: Sequence[Mapping[str, Any]] = (),
-    budget: Mapping[str, Any] | None = None,
-) -> Verdict:
-    """Return the verdict on a skill, without its sentences."""
+def verdict_of(request: SkillRequest, out: Path, margin: Margin) -> Verdict:
+    """Return the verdict on a skill that was taught, from the files of its directory, without its sentences."""
+    run = RunFolder(out)
+    folder, adapter = run.skill, run.adapter
+    before, after = scores_in(folder, "before"), scores_after(out, request.name)
+    unprotected = scores_after(folder / UNPROTECTED, request.name) if request.compare else None
+    for later in (after, unprotected or {}):  # an interval over the same examples needs the same examples
+        for name in before.keys() & later.keys():
+            if [row["prompt_sha256"] for row in before[name]] != [row["prompt_sha256"] for row in later[name]]:
+                raise InvalidValue(f"{out}: {name} was tested on other examples before than after; {BEGIN_AGAIN}")
+    record, facts, rows = read_record(run.record_file), facts_in(folder), rows_in(folder)
     kept = [_kept_part(part, before[part["name"]], after[part["name"]], margin) for part in facts["kept"] if part["name"] in before]
     twin = None
     if unprotected is not None:
@@ -145,8 +143,8 @@ def verdict_of(
         ],
         together=sum(counts["together"] for counts in rows if counts["use"] == "learned" and counts["held_out"]),
         cut=record.protocol.get("passages_cut", {}).get(request.name, 0),
-        protection=_protection(record, facts, adapter.parent / SKILL / "after" / CAPACITY),
-        budget=None if budget is None else dict(budget),
+        protection=_protection(record, facts, folder / "after" / CAPACITY),
+        budget=budget_in(folder),
         unprotected=twin,
         adapter=str(adapter),
         rank=int(read_config(adapter)["r"]),
