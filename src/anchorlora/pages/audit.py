@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from anchorlora.pages.html import escaping
+from anchorlora.pages.html import templates
 
 
 def verdict_on(condition: Mapping[str, Any], overall: Mapping[str, Any]) -> str:
@@ -17,7 +17,7 @@ def verdict_on(condition: Mapping[str, Any], overall: Mapping[str, Any]) -> str:
 
 def render(audit: Mapping[str, Any]) -> str:
     """Return the page as HTML. Text from files is escaped, and the page loads nothing."""
-    environment = escaping()
+    environment = templates()
     environment.filters |= {"number": number, "percent": percent}
     shares = [row[name] for row in audit["layers"].values() for name in ("rho", "chance") if row[name] is not None]
     widest = max(shares, default=1.0) or 1.0  # share that a bar shows

@@ -9,8 +9,7 @@ import json
 import re
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from anchorlora.pages.html import templates
 from anchorlora.pages.record import short_layers
 from anchorlora.scores import Scores
 from anchorlora.store.export import Export
@@ -22,14 +21,7 @@ MARKDOWN = re.compile(r"([\\`*_\[\]#|~$@]|:(?=//)|(?<=www)\.)")  # with what mak
 
 def card(export: Export, record: Record | None) -> str:
     """Return the README.md of an exported folder, for the hub."""
-    environment = Environment(
-        loader=PackageLoader("anchorlora.pages"),
-        autoescape=False,  # Markdown: the filter `text` escapes
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates(html=False)  # Markdown: the filter `text` escapes
     environment.filters |= {"text": as_text, "yaml": as_yaml, "e": scientific}
     values: dict[str, Any] = {
         "x": export,

@@ -1,4 +1,4 @@
-"""Templates of HTML pages: every value from a file is escaped, and an undefined name is an error."""
+"""Templates of pages and cards: in HTML every value from a file is escaped, and an undefined name is an error."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from anchorlora.text import visible
 OPTION = re.compile(r"(?<![^\s(])(--[a-z][a-z-]+)")
 
 
-def escaping(*packages: str) -> Environment:
-    """Return the environment of our templates, and of other packages', which escapes everything that comes from files."""
+def templates(*packages: str, html: bool = True) -> Environment:
+    """Return the environment of our templates, and of other packages'; HTML escapes everything that comes from files."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(name) for name in ("anchorlora.pages", *packages)]),
-        autoescape=True,
+        autoescape=html,
         undefined=StrictUndefined,
-        finalize=_as_text,
+        finalize=_as_text if html else None,
+        keep_trailing_newline=not html,
         trim_blocks=True,
         lstrip_blocks=True,
     )

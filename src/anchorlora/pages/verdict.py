@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 from anchorlora.pages.audit import percent
-from anchorlora.pages.html import escaping
+from anchorlora.pages.html import templates
 from anchorlora.scores import LEAST_PAIRS, MOST_PROBES, metric_in_words
 from anchorlora.store.files import write_text
 from anchorlora.store.log import read_events
@@ -52,7 +52,7 @@ def write_verdict(verdict: Mapping[str, Any], path: Path, evidence: Evidence = N
 
 def render(verdict: Mapping[str, Any], evidence: Evidence = NOTHING) -> str:
     """Return the page as HTML. Text from files is escaped, and the page loads nothing."""
-    environment = escaping()
+    environment = templates()
     environment.filters |= {"percent": percent, "signed": signed, "shortened": shortened, "metric": metric_in_words, "mark": mark}
     environment.filters["amount"] = amount
     return environment.get_template("verdict.html.j2").render(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from anchorlora.pages.html import escaping, script_of
+from anchorlora.pages.html import script_of, templates
 from anchorlora.pages.record import order_label, triangle_table
 from anchorlora.pages.table import Table
 from anchorlora.store.files import naming
@@ -152,7 +152,7 @@ def render(chapters: Sequence[Chapter], pictures: dict[tuple[int, str], Picture]
         to: The folder of the page, from which its links lead to records.
     """
     links = [Links(chapter.study, f"{number}") if chapter.study else None for number, chapter in enumerate(chapters, 1)]
-    environment = escaping("anchorlora_lab.report")
+    environment = templates("anchorlora_lab.report")
     script, digest = script_of(environment, "tables.js.j2")
     given = {"parts": list(zip(chapters, links, strict=True)), "pictures": pictures, "to": to, "cells": _cells}
     return environment.get_template("page.html.j2").render(given, script=script, script_hash=digest)
