@@ -159,12 +159,8 @@ def before(teaching: Teaching) -> None:
                 write_lines(temporary / kept.PROBES / f"{part.name}.jsonl", part.probes)
         if union:
             kept.write_joined_cores(temporary, union, origin={"kept": [part.name for part in parts]})
-        facts: dict[str, Any] = {
-            "kept": [
-                {"name": p.name, "source": p.source, "probes": len(p.probes), **kept.facts_of_joined(p, union)} for p in parts
-            ],
-            **of_run,
-        }
+        of_parts = [{"name": p.name, "source": p.source, "probes": len(p.probes)} | kept.facts_of_joined(p, union) for p in parts]
+        facts: dict[str, Any] = {"kept": of_parts, **of_run}
         if method.rehearsal:
             write_lines(temporary / OLD_TEXT, [row for part in parts for row in part.old_text or map(row_of, part.samples)])
         if method.reads_past:
