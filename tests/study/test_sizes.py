@@ -16,6 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import small
 from anchorlora.adapters import AdapterStack
+from anchorlora.cli import dry_run
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings, RunConfig
 from anchorlora.data import Benchmark, Encoder
@@ -391,3 +392,12 @@ def test_a_cached_configuration_is_enough_and_nobody_is_asked(monkeypatch, cache
 def test_what_is_no_name_on_the_hub_is_not_asked_for(name, monkeypatch):
     answering(monkeypatch, lambda: pytest.fail("the hub was asked"))
     assert cached_folder(BaseModelSettings(model=name)) is None
+
+
+def test_the_estimate_of_many_runs_reads_their_model_once(monkeypatch):
+    read, real = [], dry_run._Model
+    monkeypatch.setattr(dry_run, "_Model", lambda recipe, folder: read.append(recipe) or real(recipe, folder))
+    runs = [RunConfig(method="sfor", order=("reviews", "news"), seed=seed, recipe=mini()) for seed in range(4)]
+    lines = dry_run.estimate_time(runs, 2, 1e12)
+    assert len(read) == 1
+    assert lines[1].endswith("with 2 at a time")
