@@ -5,7 +5,7 @@ import torch
 
 from anchorlora import Subspace
 from anchorlora.geometry import Factors
-from anchorlora.measurement.conditions import Condition, FactorSquares
+from anchorlora.measurement.layers import Condition, FactorSquares
 from anchorlora.measurement.recorder import StepMoves, together
 
 EPS = torch.finfo(torch.float32).eps

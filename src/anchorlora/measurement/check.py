@@ -31,8 +31,8 @@ from anchorlora.continual.losses import ExampleLosses
 from anchorlora.continual.past import Past
 from anchorlora.continual.seeds import dropout_from, stream
 from anchorlora.data import Encoded, EncodedExamples, Example
-from anchorlora.measurement.conditions import FactorSquares
 from anchorlora.measurement.drift import measure, storage_floor
+from anchorlora.measurement.layers import FactorSquares
 from anchorlora.methods import Method, TaskEnd
 from anchorlora.processes import accelerator_on
 from anchorlora.store.record import largest_zero

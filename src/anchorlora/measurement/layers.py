@@ -4,6 +4,12 @@
     dW = W - W_0                a full weight, read in float64 a few rows at a time
     rho = |dW V| / |dW|         V  (d_in, k)  protected directions;  on the left |U^T dW| / |dW|,  U  (d_out, k)
 
+The conditions of the selection rule, measured on factors (docs/rule.md), hold when they are no larger than rounding explains. One
+rounding of A leaves unit |A| sqrt(k/d) on V, where unit is its rms relative error; the tolerance is three times that, and 2 eps |A|
+for float32. B must be bitwise equal.
+
+    displacement  |dA V| / |dA|      state  |A V| / |A|      delta_b  |dB| / |B|
+
 A block that starts with B = 0 is a zero-output block: A V = 0 preserves V for any B. A block that starts with B != 0 is a learned
 anchor: dA V = 0 and dB = 0 preserve V. Rounding explains a ratio up to the numerical tolerance. Where the tolerance comes near the
 ratio of a random change, the files do not show the answer, and the audit says so.
@@ -13,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -21,14 +27,72 @@ from torch import Tensor
 
 from anchorlora.devices import float64_device, in_float64, placed
 from anchorlora.geometry import Factors, Product, Subspace
-from anchorlora.measurement.conditions import Condition, FactorSquares, square_of
 from anchorlora.measurement.directions import Protected
-from anchorlora.measurement.drift import Drift, Squares, Sums, rounding, storage_floor, sum_up
+from anchorlora.measurement.drift import TELLING, Drift, Squares, Sums, coarsest, rounding, storage_floor, sum_up
 from anchorlora.store.record import is_zero
 
 Kind = Literal["learned anchor", "zero-output block", "other rank", "full weight", "mixed", "unmoved"]
 Status = Literal["unmoved", "preserved", "unresolved", "violated"]
+FLOAT32 = torch.finfo(torch.float32).eps
 ROWS = 1024  # rows of a full weight that are read in float64 at a time
+
+
+def square_of(x: Tensor) -> float:
+    """Return the squared norm of a tensor."""
+    return float(x.square().sum())
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The measured value of a condition, its numerical tolerance, and the verdict."""
+
+    value: float | None  # the ratio that is zero when the condition holds; None where it is undefined or unknown
+    bound: float | None  # the largest ratio that rounding explains; None where it is undefined or unknown
+    preserved: bool | None  # True if the condition holds to rounding, False if it is violated, None where the files cannot tell
+
+
+@dataclass(frozen=True)
+class FactorSquares(Sums):
+    """Squared norms of one layer's factors, which add up over layers."""
+
+    moved_on: float = 0.0  # |dA V|^2
+    moved: float = 0.0  # |dA|^2
+    state_on: float = 0.0  # |A V|^2
+    state: float = 0.0  # |A|^2
+    delta_b: float = 0.0  # |dB|^2
+    output: float = 0.0  # |B|^2, the larger of start and end
+    noise: float = 0.0  # |E V|^2 of a rounding error E of A
+    chance: float = 0.0  # k/d |dA|^2
+    unknown: int = 0  # blocks whose start nobody saved
+
+    @classmethod
+    def of(cls, now: Factors, start: Factors | None, core: Subspace) -> FactorSquares:
+        """Return the squared norms of one layer's factors."""
+        core = core.to(dtype=torch.float64, device=float64_device(now.A.device))
+        A, B = in_float64(now.A.detach()), in_float64(now.B.detach())
+        state, state_on = square_of(A), square_of(core.coordinates(A))
+        stored = coarsest(factors.A.dtype for factors in (now, start) if factors is not None)
+        noise = rounding(stored) ** 2 * core.k / core.d * state
+        held = cls(state_on=state_on, state=state, noise=noise)
+        if start is None:
+            return replace(held, output=square_of(B), unknown=1)
+        A0, B0 = in_float64(start.A.detach()), in_float64(start.B.detach())
+        moved_on, moved = square_of(core.coordinates(A - A0)), square_of(A - A0)
+        delta_b, output = square_of(B - B0), max(square_of(B), square_of(B0))
+        return replace(held, moved_on=moved_on, moved=moved, delta_b=delta_b, output=output, chance=core.k / core.d * moved)
+
+    def conditions(self) -> dict[str, Condition]:
+        """Return displacement, state and delta_b. The verdict is None for a displacement too small to tell from rounding."""
+        zero = max((2 * FLOAT32) ** 2 * self.state, 9 * self.noise)  # squared norm on V that counts as none
+        state = Condition(_ratio(self.state_on, self.state), _ratio(zero, self.state), self.state_on <= zero)
+        if self.unknown:
+            unknown = Condition(None, None, None)
+            return {"displacement": unknown, "state": state, "delta_b": unknown}
+        drowned = self.moved > 0 and TELLING**2 * zero > self.chance
+        preserved = None if drowned and self.moved_on <= zero else self.moved_on <= zero
+        displacement = Condition(_ratio(self.moved_on, self.moved), _ratio(zero, self.moved), preserved)
+        delta_b = Condition(_ratio(self.delta_b, self.output), 0.0, self.delta_b == 0.0)
+        return {"displacement": displacement, "state": state, "delta_b": delta_b}
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +270,10 @@ class Audited:
         """Return the readings of layers; over all layers, norms add up in squares."""
         overall = DriftReading.of(sum(layers.values(), LayerChange()))
         return cls(overall, {name: DriftReading.of(layer) for name, layer in layers.items()})
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return math.sqrt(above / below) if below > 0 else None
 
 
 def _paths(block: Block, core: Subspace) -> Paths:

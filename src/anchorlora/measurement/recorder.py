@@ -34,10 +34,9 @@ from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.devices import in_float64
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Subspace
-from anchorlora.measurement.conditions import square_of
 from anchorlora.measurement.directions import DirectionSource, FeatureCores, Protected
 from anchorlora.measurement.drift import measure
-from anchorlora.measurement.layers import Audited, Block, DriftReading, LayerChange, block_layer, weight_layer
+from anchorlora.measurement.layers import Audited, Block, DriftReading, LayerChange, block_layer, square_of, weight_layer
 
 Read = Callable[[], Tensor]
 Reads = Mapping[str, Read]
