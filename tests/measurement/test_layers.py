@@ -12,7 +12,7 @@ from anchorlora import METHODS, Subspace
 from anchorlora.geometry import Factors, singular_directions
 from anchorlora.measurement.directions import Protected, row_space
 from anchorlora.measurement.layers import Audited, Block, block_layer, weight_layer
-from anchorlora.measurement.result import advice, verdict
+from anchorlora.measurement.result import AuditResult
 
 
 class Case:
@@ -42,6 +42,10 @@ class Case:
         start = self.factors(A0, B0)
         now = self.factors(A0 + (self.dA if dA is None else dA), B0 + (self.dB if dB is None else dB))
         return audit_of(Block(now, start if saved else None), self.core)
+
+
+def result(audited, storage="float32"):
+    return AuditResult("before", "after", "adapters", "the cores", storage, audited, ())
 
 
 def audit_of(block, core):
@@ -184,8 +188,8 @@ def test_what_is_preserved_is_said_to_be_preserved_by_its_condition(name, dtype)
     by, make = PRESERVED[name]
     found = make(Case(dtype=dtype))
     assert (found.overall.status, found.overall.preserved_by) == ("preserved", by)
-    assert verdict(found, "float32").startswith("Protected: rho is")
-    assert advice(found) == "Keep the constraints that are in place."
+    assert result(found).verdict.startswith("Protected: rho is")
+    assert result(found).advice == "Keep the constraints that are in place."
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -194,7 +198,7 @@ def test_what_is_violated_gets_the_constraint_that_would_have_preserved_it(name,
     reason, make = VIOLATED[name]
     found = make(Case(dtype=dtype))
     assert (found.overall.status, found.overall.preserved_by) == ("violated", None)
-    said = advice(found)
+    said = result(found).advice
     assert reason in said
     method = "o-lora-hard" if "zero-output" in name or "start" in name else "sfor"
     assert f"(method {method})" in said
@@ -204,7 +208,7 @@ def test_what_is_violated_gets_the_constraint_that_would_have_preserved_it(name,
     named = {name for name in METHODS if re.search(rf"(?<![\w-]){name}(?![\w-])", said)}
     assert {method, alternative, "oplora"} <= named
     assert all(METHODS[name].preserves.response for name in named - {"oplora"})
-    assert verdict(found, "float32").startswith("Not protected")
+    assert result(found).verdict.startswith("Not protected")
 
 
 def test_the_advice_protects_what_it_is_given_for():
@@ -230,13 +234,13 @@ def test_nothing_that_moved_is_unmoved_and_protected():
     case = Case()
     found = audit_of(Block(case.factors(case.A0, case.B0), case.factors(case.A0, case.B0)), case.core)
     assert (found.overall.status, found.overall.kind, found.overall.right.rho) == ("unmoved", "unmoved", None)
-    assert verdict(found, "float32") == "Nothing moved."
+    assert result(found).verdict == "Nothing moved."
 
 
 def test_a_change_of_the_size_of_rounding_is_not_called_protected():
     case = Case(dtype=torch.bfloat16, step=2e-3)
     assert case.audit().overall.status == "unresolved"
-    assert verdict(case.audit(), "bfloat16").startswith("Unresolved: rho is")
+    assert result(case.audit(), "bfloat16").verdict.startswith("Unresolved: rho is")
     case = Case(dtype=torch.bfloat16, step=10.0, d_in=400)
     assert case.audit(dA=outside(case.dA, case.V), dB=0 * case.dB).overall.status == "preserved"
     assert case.audit().overall.status == "violated"

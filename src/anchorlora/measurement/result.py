@@ -25,56 +25,10 @@ from anchorlora.text import amount
 WORDS: dict[str, Any] = json.loads((files("anchorlora.measurement") / "advice.json").read_text(encoding="utf-8"))
 
 
-def verdict(audited: Audited, storage: str, beside: Sequence[str] = ()) -> str:
-    """Return what an audit found, in one or two sentences; `beside` names what else differs."""
-    reading = audited.overall
-    drift = reading.right
-    more = f" {not_audited(beside)}." if beside else ""
-    if reading.status == "unmoved":
-        return f"Nothing moved in the layers that were audited.{more}" if beside else "Nothing moved."
-    rho, bound = _percent(drift.rho), _percent(drift.bound)
-    if reading.status == "unresolved":
-        explained = "all of it" if drift.bound >= 1 else f"up to {bound}"
-        return (
-            f"Unresolved: rho is {rho}, but rounding to {storage} explains {explained}, and a random change would have "
-            f"{_percent(drift.chance)}."
-        )
-    if reading.status == "preserved":
-        by = (
-            "the displacement condition, ΔW V = 0" if reading.kind == "full weight" else WORDS["preserved by"][_preserving(audited)]
-        )
-        return (
-            f"Protected: rho is {rho}, and rounding to {storage} explains up to {bound}. "
-            f"Preserved by {by}.{_exceptions(audited)}{more}"
-        )
-    assert drift.rho is not None
-    times = f", {drift.rho / drift.chance:.2f} times the share of a random change" if drift.chance else ""
-    what = f"{rho} of the change lies on protected directions{times}; rounding to {storage} explains {bound}"
-    return f"Not protected: {what}.{_why(reading)}"
-
-
 def not_audited(names: Sequence[str]) -> str:
     """Return how many tensors differ beside the audited layers: `names`, at least one."""
     several = f"{len(names)} other tensors differ and were" if len(names) > 1 else "1 other tensor differs and was"
     return f"{several} not audited, first {names[0]}"
-
-
-def advice(audited: Audited, storage: str = "", beside: Sequence[str] = ()) -> str:
-    """Return which constraints preserve the protected directions, and why."""
-    reading = audited.overall
-    if reading.status == "unmoved" and beside:
-        return "The audited layers are as they were; check that the other tensors were meant to change."
-    if reading.status == "unmoved":
-        return "There is nothing to protect against; check that AFTER is the checkpoint you mean."
-    if reading.status == "unresolved":
-        if storage in ("float32", "float64"):
-            return f"A change this small is hidden by rounding to {storage}; audit a later checkpoint."
-        return "Save both checkpoints in float32 and audit again; rounding hides a change this small."
-    if reading.status == "preserved" and _preserving(audited) != "response":
-        return "Keep the constraints that are in place."
-    how = WORDS["advice"][reading.kind].format(missing=WORDS["missing"].get(_missing(reading)))
-    with_examples = WORDS["with examples"].get(reading.kind, WORDS["with examples"]["other kinds"])
-    return f"{how} {with_examples} {WORDS['without old data']}"
 
 
 def _missing(reading: DriftReading) -> str:
@@ -180,12 +134,46 @@ class AuditResult:
     @property
     def verdict(self) -> str:
         """The finding, in one or two sentences."""
-        return verdict(self.audited, self.storage, self.beside)
+        reading, storage = self.audited.overall, self.storage
+        drift = reading.right
+        more = f" {not_audited(self.beside)}." if self.beside else ""
+        if reading.status == "unmoved":
+            return f"Nothing moved in the layers that were audited.{more}" if more else "Nothing moved."
+        rho, bound = _percent(drift.rho), _percent(drift.bound)
+        if reading.status == "unresolved":
+            explained = "all of it" if drift.bound >= 1 else f"up to {bound}"
+            return (
+                f"Unresolved: rho is {rho}, but rounding to {storage} explains {explained}, and a random change would have "
+                f"{_percent(drift.chance)}."
+            )
+        if reading.status == "preserved":
+            full, by = "the displacement condition, ΔW V = 0", WORDS["preserved by"][_preserving(self.audited)]
+            return (
+                f"Protected: rho is {rho}, and rounding to {storage} explains up to {bound}. "
+                f"Preserved by {full if reading.kind == 'full weight' else by}.{_exceptions(self.audited)}{more}"
+            )
+        assert drift.rho is not None
+        times = f", {drift.rho / drift.chance:.2f} times the share of a random change" if drift.chance else ""
+        what = f"{rho} of the change lies on protected directions{times}; rounding to {storage} explains {bound}"
+        return f"Not protected: {what}.{_why(reading)}"
 
     @property
     def advice(self) -> str:
         """Which constraints preserve the protected directions, and why."""
-        return advice(self.audited, self.storage, self.beside)
+        reading, storage = self.audited.overall, self.storage
+        if reading.status == "unmoved" and self.beside:
+            return "The audited layers are as they were; check that the other tensors were meant to change."
+        if reading.status == "unmoved":
+            return "There is nothing to protect against; check that AFTER is the checkpoint you mean."
+        if reading.status == "unresolved":
+            if storage in ("float32", "float64"):
+                return f"A change this small is hidden by rounding to {storage}; audit a later checkpoint."
+            return "Save both checkpoints in float32 and audit again; rounding hides a change this small."
+        if reading.status == "preserved" and _preserving(self.audited) != "response":
+            return "Keep the constraints that are in place."
+        how = WORDS["advice"][reading.kind].format(missing=WORDS["missing"].get(_missing(reading)))
+        with_examples = WORDS["with examples"].get(reading.kind, WORDS["with examples"]["other kinds"])
+        return f"{how} {with_examples} {WORDS['without old data']}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the audit as the JSON object of schema 2, which docs/reference.md describes."""
