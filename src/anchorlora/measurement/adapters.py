@@ -160,7 +160,12 @@ def _directions(
     ask: AuditRequest, layers: set[str], earlier: Mapping[str, list[Factors]], folder: Path, cores: Mapping[str, Subspace] | None
 ) -> tuple[Find, str]:
     if ask.data is not None:
-        made = cores_of_data(ask.data, before=folder, model=ask.model)
+        from anchorlora.models.cores_from_text import cores_from_data  # models and tokenizers, which no other audit needs
+
+        name = ask.model or read_config(folder).get("base_model_name_or_path")
+        if not name:
+            raise InvalidValue(f"--data needs the base model, and {folder} names none; give it with --model")
+        made = cores_from_data(str(name), folder, ask.data).cores
         return by_layer(made, layers, str(ask.data)), f"cores made of {ask.data}"
     if cores is not None:
         return by_layer(cores, layers, str(ask.cores)), f"the cores of {ask.cores}"
@@ -189,16 +194,6 @@ def _made_with_another(cores: Path, adapters: Iterable[Path]) -> bool:
     named = read_origin(cores).get("adapter_sha256")
     digests = {sha256(folder / WEIGHTS_FILE) for folder in adapters}
     return named is not None and bool(digests) and named not in digests
-
-
-def cores_of_data(data: Path, *, before: Path, model: str | None) -> dict[str, Subspace]:
-    """Return the cores of the features that a model with an adapter computes on a file of text."""
-    from anchorlora.models.cores_from_text import cores_from_data  # models and tokenizers, which no other audit needs
-
-    name = model or read_config(before).get("base_model_name_or_path")
-    if not name:
-        raise InvalidValue(f"--data needs the base model, and {before} names none; give it with --model")
-    return cores_from_data(str(name), before, data).cores
 
 
 def _base_weights(name: Any) -> Weights:

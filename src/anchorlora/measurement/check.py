@@ -24,7 +24,7 @@ from anchorlora.config import Features
 from anchorlora.constraints import ProjectSingular
 from anchorlora.constraints.base import end_task
 from anchorlora.constraints.singular import directions_of
-from anchorlora.continual.batches import Window, windows
+from anchorlora.continual.batches import windows
 from anchorlora.continual.data import joining, remember
 from anchorlora.continual.learn import Learner, Rules, learning
 from anchorlora.continual.losses import ExampleLosses
@@ -141,15 +141,11 @@ def tiny_backbone() -> nn.Module:
 def _learn(blocks: AdapterStack, anchor: Anchor, method: Method, task: int, optimizer: Callable, seed: int) -> None:
     optimizing, accelerator = optimizer(method.plan.param_groups(blocks)), accelerator_on(torch.device("cpu"))
     learner = Learner(blocks.model, optimizing, anchor, method.at(task), accelerator)
-    with dropout_from(seed, f"dropout/{task}"), learning(learner, Rules()) as training:
-        for window in _windows(method, task, seed):
-            training.step(window)
-
-
-def _windows(method: Method, task: int, seed: int) -> Iterator[Window]:
     examples, finished = _examples(task, seed), {"first": EncodedExamples(_examples(1, seed))} if task > 1 else {}
     join = joining(method.rehearsal, remember(method.rehearsal, finished, seed), seed, "second")
-    return windows(examples, range(len(examples)), size=8, micro=8, pad=1, rehearsed=join)
+    with dropout_from(seed, f"dropout/{task}"), learning(learner, Rules()) as training:
+        for window in windows(examples, range(len(examples)), size=8, micro=8, pad=1, rehearsed=join):
+            training.step(window)
 
 
 def _losses(blocks: AdapterStack, task: int, seed: int, count: int) -> Iterator[Tensor]:
