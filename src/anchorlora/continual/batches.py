@@ -137,7 +137,7 @@ def micro_batch(examples: Sequence[Encoded], *, pad: int) -> MicroBatch:
 
 def packed_row(examples: Sequence[Encoded], *, share: bool = True) -> MicroBatch:
     """Return examples as one packed row; turns of a chat that follow each other are one text in it, with an answer for each."""
-    chats = _chats(examples) if share else [[e] for e in examples]
+    chats = list(_chats(examples)) if share else [[e] for e in examples]
     prefix = common_prefix([chat[0].prompt for chat in chats]) if share and len(chats) > 1 else 0
     layout, ids = pack([chat[-1].prompt + chat[-1].answer for chat in chats], prefix)
     keep = []  # the positions before the answers' tokens
@@ -148,15 +148,9 @@ def packed_row(examples: Sequence[Encoded], *, share: bool = True) -> MicroBatch
     return MicroBatch(inputs, torch.cat(keep), targets, layout, _places(examples), chats=sizes, **_masks(examples))
 
 
-def _chats(examples: Sequence[Encoded]) -> list[list[Encoded]]:
+def _chats(examples: Sequence[Encoded]) -> Iterator[list[Encoded]]:
     """Examples in groups, in order: each continues the prompt and answer of the one before it in its group."""
-    chats: list[list[Encoded]] = []
-    for example in examples:
-        if chats and example.goes_on_from(chats[-1][-1]):
-            chats[-1].append(example)
-        else:
-            chats.append([example])
-    return chats
+    return group_items(examples, 1, lambda example, before: 0 if before is not None and example.goes_on_from(before) else 1)
 
 
 def _masks(examples: Sequence[Encoded]) -> dict[str, Any]:
