@@ -38,9 +38,7 @@ class RunInputs:
     base_model: LoadedModel  # the frozen model with its tokenizer
     source: TaskSource  # where the tasks come from
     recipe: Recipe
-    order: tuple[str, ...]  # names of the tasks as they are trained
-    seed: int  # the seed that all random streams derive from
-    data: TaskData  # training and test examples as tokens
+    data: TaskData  # training and test examples as tokens, with the order of the tasks and the seed of all random streams
     adapters: AdapterStack  # the adapters on the base model's layers
     accelerator: Accelerator  # accelerate's view of the device
     unpacked: str | None = None  # why the model cannot read packed rows; None where it can
@@ -134,8 +132,8 @@ class RunInputs:
             enable({"use_reentrant": False})
         unpacked = unpackable(adapters.model, data.sample(), longest=data.longest(recipe.evaluation.max_new_tokens))
         kept = {layer: old_cores[layer] for layer in adapters.stacked()} if old_cores else {}
-        named = base_model, source, recipe, tuple(order), seed
-        return cls(*named, data, adapters, accelerator, unpacked, processes, served, old_factors, kept, old_memory)
+        made = data, adapters, accelerator, unpacked, processes, served
+        return cls(base_model, source, recipe, *made, old_factors, kept, old_memory)
 
 
 def _old(

@@ -57,7 +57,7 @@ class TaskSequence:
         self.inputs, self.method, self.callbacks, self.check_every = inputs, method, tuple(callbacks), check_every
         self.leave_last = leave_last
         self.base_model, self.recipe, self.data = inputs.base_model, inputs.recipe, inputs.data
-        self.order, self.seed, self.blocks, self.processes = inputs.order, inputs.seed, inputs.adapters, inputs.processes
+        self.order, self.seed, self.blocks, self.processes = self.data.order, self.data.seed, inputs.adapters, inputs.processes
         self.served = inputs.served
         remembers = any(isinstance(part, AnswerSensitivity) for part in method.constraints)
         self.forecast = AnswerSensitivity() if inputs.recipe.trace.predicted_kl and not remembers else None

@@ -69,7 +69,7 @@ def record_of(
 
 def _protocol(config: RunConfig, inputs: RunInputs, directory: RunDirectory) -> dict[str, Any]:
     """Every choice that a reader could make differently."""
-    recipe, data, order = config.recipe, inputs.data, inputs.order
+    recipe, data, order = config.recipe, inputs.data, inputs.data.order
     content = recipe.model_dump(mode="json", exclude=ELSEWHERE)
     for path, usual in UNSAID.items():
         part, _, name = path.partition(".")
@@ -108,7 +108,7 @@ def _protocol(config: RunConfig, inputs: RunInputs, directory: RunDirectory) -> 
 def _labels(inputs: RunInputs) -> Labels:
     """How often each label stands in what the run reads: what guessing and the most frequent label would reach follows from it."""
     counts: Labels = {}
-    for name in inputs.order:
+    for name in inputs.data.order:
         train, test = Counter(inputs.data.train[name].labels), Counter(inputs.data.test[name].labels)
         counts[name] = {
             label: LabelCount(train=train[label[:LONGEST_LABEL]], test=test[label[:LONGEST_LABEL]])

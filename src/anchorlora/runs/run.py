@@ -200,9 +200,9 @@ def _resume(
         for callback in reversed(callbacks):  # the log first
             callback.on_warning(message)
 
-    done = directory.finished_tasks(inputs.order, warn)
+    done = directory.finished_tasks(inputs.data.order, warn)
     try:
-        resume, traced = directory.resume_point(inputs.past(method), inputs.order, done, warn)
+        resume, traced = directory.resume_point(inputs.past(method), inputs.data.order, done, warn)
         number, step = resume.past.tasks + 1, resume.progress.step if resume.progress else 0
         cut(directory.trace, traced)
         directory.log.trim(number - 1, step)
