@@ -196,11 +196,7 @@ class RunCallback:
         return None
 
 
-def telling(callbacks: Sequence[RunCallback]) -> Tell:
-    """Return a function that tells callbacks how far some work is."""
-
-    def tell(what: str, done: int, total: int) -> None:
-        for callback in callbacks:
-            callback.on_progress(what, done, total)
-
-    return tell
+def notify(callbacks: Sequence[RunCallback], moment: Callable[..., None], *facts: Any) -> None:
+    """Tell callbacks, in order, of a moment of `RunCallback`."""
+    for callback in callbacks:
+        getattr(callback, moment.__name__)(*facts)

@@ -24,7 +24,7 @@ from anchorlora.constraints.checks import refuse_full
 from anchorlora.constraints.sensitivity import MEMORY, AnswerSensitivity, memory_in
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import Window, loss_named, windows
-from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState
+from anchorlora.continual.callback import ResumePoint, RunCallback, TaskState, notify
 from anchorlora.continual.data import joining, size_of
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.inputs import RunInputs
@@ -72,12 +72,13 @@ class TaskSequence:
         """Train and test the tasks that are left."""
         reason = self.inputs.unpacked
         if reason is not None and self.recipe.training.batching == "packed":
-            self._tell(RunCallback.on_warning, f"this model reads no packed rows ({reason}), so examples are padded instead")
+            padded = f"this model reads no packed rows ({reason}), so examples are padded instead"
+            notify(self.callbacks, RunCallback.on_warning, padded)
         if self.resume.untested is not None:
             yield self._tested(self._state(self.resume.untested), self.resume.texts)
         for number in range(self.past.tasks + 1, len(self.order) + 1):
             state = self._state(self._trained(number, self.order[number - 1]))
-            self._tell(RunCallback.on_task_trained, state)
+            notify(self.callbacks, RunCallback.on_task_trained, state)
             yield self._tested(state, {})
 
     def _trained(self, number: int, name: str) -> TaskResult:
@@ -95,7 +96,7 @@ class TaskSequence:
         began = time.perf_counter() - (begun.seconds if begun else 0.0)
         with past.rows.collect(self.blocks.model, begun.rows if begun else None, processes=self.processes):
             trained = self._learn(number, name, anchor, begun, began)
-        self._tell(RunCallback.on_steps_end, number, anchor)
+        notify(self.callbacks, RunCallback.on_steps_end, number, anchor)
         kept = self._remembered(anchor, left=self.leave_last and number == len(self.order))
         train_seconds = time.perf_counter() - began  # with what the method makes of the finished task, as EWC its Fisher
         kept |= self.forecast.end_task(anchor) if self.forecast is not None else {}
@@ -134,10 +135,6 @@ class TaskSequence:
             kept |= memory_in(anchor.past) if reads and left else end_task(constraint, anchor)
         return kept
 
-    def _tell(self, moment: Callable[..., None], *facts: Any) -> None:
-        for callback in self.callbacks:
-            getattr(callback, moment.__name__)(*facts)
-
     def _drift(self, anchor: Anchor) -> dict[str, Any] | None:
         drifts = (callback.drift(anchor, self.past) for callback in self.callbacks)
         return next((drift for drift in drifts if drift is not None), None)
@@ -169,7 +166,7 @@ class TaskSequence:
             peak_memory_bytes=peak_memory(self.base_model.device),
         )
         state = replace(state, result=result, predictions=predictions)
-        self._tell(RunCallback.on_task_end, state)
+        notify(self.callbacks, RunCallback.on_task_end, state)
         return state
 
     def _learn(self, number: int, name: str, anchor: Anchor, begun: Progress | None, began: float) -> int:
@@ -178,7 +175,7 @@ class TaskSequence:
         groups = self.method.plan.param_groups(self.blocks)
         optimizer = torch.optim.AdamW(groups, lr=t.learning_rate, betas=t.betas, eps=t.eps, weight_decay=t.weight_decay)
         steps, done = self.recipe.steps(len(self.data.train[name])), begun.step if begun else 0
-        self._tell(RunCallback.on_task_begin, number, name, steps, done)
+        notify(self.callbacks, RunCallback.on_task_begin, number, name, steps, done)
         observers = [observer for callback in self.callbacks for observer in callback.observers(number, steps)]
         constraints = [*self.method.at(number + self.inputs.before), *observers]
         # several processes add up their gradients: a wrapper would wait where one has fewer micro-batches
@@ -199,9 +196,9 @@ class TaskSequence:
 
             for window in islice(self._windows(number, name), done, None):
                 event = training.step(window)
-                self._tell(RunCallback.on_step_end, event)
+                notify(self.callbacks, RunCallback.on_step_end, event)
                 self.past.rows.join()
-                self._tell(RunCallback.on_step_boundary, training.number, snapshot)
+                notify(self.callbacks, RunCallback.on_step_boundary, training.number, snapshot)
             return sum(p.numel() for p in training.trained)
 
     def _windows(self, number: int, name: str) -> Iterator[Window]:
@@ -217,7 +214,7 @@ class TaskSequence:
 
     def _evaluate(self, number: int, texts: Texts, began: float) -> dict[str, list[tuple[Encoded, Answer]]]:
         seen = self.order[:number]
-        self._tell(RunCallback.on_evaluation_begin, number, sum(len(self.data.test[name]) for name in seen), texts)
+        notify(self.callbacks, RunCallback.on_evaluation_begin, number, sum(len(self.data.test[name]) for name in seen), texts)
         out = {}
         for name in seen:
             known, watch = texts.get(name, {}), partial(self._batch_evaluated, name, began)
@@ -245,12 +242,12 @@ class TaskSequence:
         sample = left[:SAMPLE]
         ours = self._scorer().texts([examples[i].prompt for i in sample])
         if (differing := compare(name, ours, [answers[i] for i in sample])) is not None:
-            self._tell(RunCallback.on_warning, differing)
+            notify(self.callbacks, RunCallback.on_warning, differing)
         watch(answers)
         return {**known, **answers}
 
     def _batch_evaluated(self, task: str, began: float, texts: dict[int, str]) -> None:
-        self._tell(RunCallback.on_batch_evaluated, task, texts, time.perf_counter() - began)
+        notify(self.callbacks, RunCallback.on_batch_evaluated, task, texts, time.perf_counter() - began)
 
     def _history_bytes(self, number: int, anchor: Anchor) -> int:
         """Bytes that the method needs of its past, beside the adapters: rows and cores only where a constraint reads them."""

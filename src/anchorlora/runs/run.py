@@ -16,7 +16,7 @@ from anchorlora.adapters import NOTHING, Anchor
 from anchorlora.config import Recipe, RunConfig
 from anchorlora.constraints.checks import refuse_unsound
 from anchorlora.constraints.watch import CHECK_EVERY
-from anchorlora.continual.callback import ResumePoint, RunCallback, Tell, telling
+from anchorlora.continual.callback import ResumePoint, RunCallback, Tell, notify
 from anchorlora.continual.inputs import RunInputs
 from anchorlora.continual.past import Past
 from anchorlora.continual.sequence import TaskSequence
@@ -123,7 +123,7 @@ def run_sequence(
             return origin
         if not processes.first:
             torch.set_num_threads(origin.threads)
-        tell = telling(callbacks) if processes.first and callbacks else None
+        tell = partial(notify, callbacks, RunCallback.on_progress) if processes.first and callbacks else None
         inputs = processes.together(
             lambda: load_inputs(config, origin=origin, source=source, session=session, processes=processes, tell=tell)
         )
@@ -194,12 +194,7 @@ def _resume(
     inputs: RunInputs, method: Method, directory: RunDirectory, callbacks: Sequence[RunCallback]
 ) -> tuple[list[SavedResult], ResumePoint]:
     """The results of the finished tasks, and where the run goes on."""
-
-    def warn(message: str) -> None:
-        """Tell every callback."""
-        for callback in reversed(callbacks):  # the log first
-            callback.on_warning(message)
-
+    warn = partial(notify, callbacks[::-1], RunCallback.on_warning)  # the log first
     done = directory.finished_tasks(inputs.data.order, warn)
     try:
         resume, traced = directory.resume_point(inputs.past(method), inputs.data.order, done, warn)

@@ -36,7 +36,7 @@ from anchorlora.adapters.kinds import without_empty
 from anchorlora.config import ALL_LINEAR, Recipe
 from anchorlora.constraints import AnswerSensitivity
 from anchorlora.constraints.sensitivity import INPUTS
-from anchorlora.continual.callback import RunCallback, Tell, telling
+from anchorlora.continual.callback import RunCallback, Tell, notify
 from anchorlora.continual.data import longest_first
 from anchorlora.continual.evaluate import Scorer
 from anchorlora.continual.losses import memory_of_text, spread
@@ -90,7 +90,7 @@ class Teaching:
 
     def tell(self, what: str, done: int, total: int) -> None:
         """Tell callbacks how far something is."""
-        telling(self.callbacks)(what, done, total)
+        notify(self.callbacks, RunCallback.on_progress, what, done, total)
 
     def begin(self, what: str) -> Watch:
         """Announce a phase, and return the function that reports its progress."""
