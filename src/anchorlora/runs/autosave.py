@@ -10,7 +10,6 @@ from anchorlora.continual.callback import RunCallback, TaskState
 from anchorlora.continual.progress import Progress
 from anchorlora.errors import Interrupted
 from anchorlora.processes import ALONE, Processes
-from anchorlora.runs.checkpoint import write_boundary, write_outcome
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.record import now
 
@@ -97,10 +96,7 @@ class Autosave(Stopping):
     def on_task_trained(self, state: TaskState) -> None:
         """Save a trained task before it is tested."""
         self.saved = time.monotonic()
-        number = state.result.number
-        with self.directory.checkpoint(number).write_trained(state.result) as folder:
-            write_outcome(folder, state, base=self.base)
-            write_boundary(folder, state)
+        self.directory.checkpoint(state.result.number).write_trained(state, base=self.base)
         super().on_task_trained(state)
 
     def on_evaluation_begin(self, number: int, examples: int, texts: Mapping[str, Mapping[int, str]]) -> None:

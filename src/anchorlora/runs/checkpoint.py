@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -141,13 +140,13 @@ class Checkpoint:
             raise InvalidValue(f"{folder} is of step {facts.step} of task {facts.number}")
         return Progress(facts.number, facts.step, facts.seconds, read_tensors(folder / TENSORS), facts.stores)
 
-    @contextmanager
-    def write_trained(self, result: TaskResult) -> Iterator[Path]:
-        """Save that a task is trained, beside its numbers so far; progress of its training goes."""
+    def write_trained(self, state: TaskState, *, base: str) -> None:
+        """Save a trained task, with its numbers so far; progress of its training goes."""
         self.check()
         with sealed_folder(self.trained, beside=self.beside, check=self.check) as folder:
-            yield folder
-            SavedResult.of(result, self.trace).write(folder)
+            write_outcome(folder, state, base=base)
+            write_boundary(folder, state)
+            SavedResult.of(state.result, self.trace).write(folder)
             # before the folder, so that it is never missing
             write_sealed(self.root / ANSWERS, asdict(Answers(sha256(folder / FACTS))))
         for old in self._steps():

@@ -128,8 +128,7 @@ def run_sequence(
             lambda: load_inputs(config, origin=origin, source=source, session=session, processes=processes, tell=tell)
         )
         inputs.go_on(method)  # what cannot be done is refused before anything is written
-        saving = Stopping(every=save_every, stop=stop, processes=processes)
-        everyone: tuple[RunCallback, ...] = (saving,)
+        everyone: tuple[RunCallback, ...] = (Stopping(every=save_every, stop=stop, processes=processes),)
         if processes.first:
             saving = Autosave(directory, every=save_every, stop=stop, base=recipe.base_model.model or "", processes=processes)
             everyone = (*callbacks, saving, _Measuring(method, recipe, directory))
