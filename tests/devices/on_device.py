@@ -43,7 +43,7 @@ from anchorlora.cli.app import main
 from anchorlora.constraints.sensitivity import INPUTS, OUTPUTS
 from anchorlora.continual.batches import windows
 from anchorlora.continual.evaluate import Scorer
-from anchorlora.continual.learn import FiniteGradients, Learner, Rules, learning
+from anchorlora.continual.learn import Learner, Rules, learning, refuse_wrong_gradients
 from anchorlora.data import Encoded, Example
 from anchorlora.errors import Interrupted
 from anchorlora.measurement import FeatureCores, StepRecorder, WeightDirections, record_steps
@@ -257,7 +257,7 @@ def launches(folder, kind, method):
     known = {place: t[:16] if place.startswith(OUTPUTS) and "v_proj" in place and t.ndim else t for place, t in known.items()}
     anchor = replace(anchor, past=known)
     # a start from the gradient needs examples, and adds nothing to a step
-    constraints = [*(c for c in METHODS[method].at(2) if not isinstance(c, GradientStart)), FiniteGradients()]
+    constraints = [c for c in METHODS[method].at(2) if not isinstance(c, GradientStart)]
 
     def steps():
         for _ in range(3):
@@ -268,7 +268,8 @@ def launches(folder, kind, method):
             count = device.launched - before
         return count
 
-    with protect(optimizer, anchor, constraints):
+    factors = {f"{name} at {layer.name}": layer.factor(name) for layer in anchor.layers for name in ("A", "B")}
+    with protect(optimizer, anchor, constraints), optimizer.register_step_pre_hook(lambda *_: refuse_wrong_gradients(factors, 1)):
         counted["protected"] = steps()
     moved = [(layer.rows("A") - layer.start_rows("A")).detach().cpu().double() for layer in anchor.layers]
     left = max(float((each @ cores[layer.name].basis.double()).norm()) for each, layer in zip(moved, anchor.layers, strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from anchorlora.adapters import Anchor
-from anchorlora.constraints import ActiveConstraint, Constraint
-from anchorlora.constraints.base import ProtectsPast
+from anchorlora.constraints import ActiveConstraint, Constraint, innermost
 from anchorlora.constraints.protect import Protection, enforcing
 from anchorlora.constraints.watch import CHECK_EVERY
 from anchorlora.continual.batches import Loss, MicroBatch, Window, example_mean
@@ -70,14 +69,19 @@ class Rules:
 def learning(learner: Learner, rules: Rules, *, step: int = 0) -> Iterator[Training]:
     """Train a task while the block runs, under its constraints; `step` steps were made before, and are restored in the block."""
     learner.model.train()
-    head = plain_head(learner.model)
-    # without constraints the gradients are those of the loss, which is looked at
-    constraints = [*learner.constraints, FiniteGradients()] if learner.constraints else []
+    head, anchor = plain_head(learner.model), learner.anchor
+    factors = {f"{name} at {layer.name}": layer.factor(name) for layer in anchor.layers for name in ("A", "B")}
     with (
         adding_up(),
-        enforcing(learner.optimizer, learner.anchor, constraints, step=step, check_every=rules.check_every) as protection,
+        enforcing(learner.optimizer, anchor, learner.constraints, step=step, check_every=rules.check_every) as protection,
     ):
-        yield Training(learner, rules, protection, head, number=step)
+        training = Training(learner, rules, protection, head, number=step)
+        if not learner.constraints:  # then the gradients are those of the loss, which is looked at
+            yield training
+            return
+        # after the hooks of the constraints
+        with innermost(learner.optimizer).register_step_pre_hook(lambda *_: refuse_wrong_gradients(factors, training.number)):
+            yield training
 
 
 class Training:
@@ -217,32 +221,10 @@ def naming_the_step(step: int, where: Callable[[], str]) -> Iterator[None]:
         raise NotFinite("; ".join(part for part in (f"{error} at step {step}", where()) if part)) from None
 
 
-@dataclass(frozen=True)
-class FiniteGradients(ProtectsPast):
-    """Constrain nothing; listed last, stop a step whose gradients other constraints have made NaN or infinite."""
-
-    first_task = 1
-    requires = ()
-
-    def begin_task(self, anchor: Anchor) -> ActiveConstraint:
-        """Return the check of a task's gradients."""
-        return _Looking(anchor)
-
-
-class _Looking(ActiveConstraint):
-    def __init__(self, anchor: Anchor) -> None:
-        self.gradients = {f"{name} at {layer.name}": layer.factor(name) for layer in anchor.layers for name in ("A", "B")}
-        self.step = 0
-
-    def begin(self, step: int) -> None:
-        """Count from the step where training begins, for the message."""
-        self.step = step
-
-    def before_optimizer_step(self) -> None:
-        """Raise NotFinite where a gradient that the optimizer would take is no number."""
-        self.step += 1
-        gradients = {factor: p.grad for factor, p in self.gradients.items() if p.grad is not None}
-        if gradients and not math.isfinite(float(norm_of(list(gradients.values())))):
-            wrong = (factor for factor, g in gradients.items() if not bool(torch.isfinite(g).all()))
-            first = next(wrong, next(iter(gradients)))
-            raise NotFinite(f"the gradient of {first}, as constraints have made it, is NaN or infinite at step {self.step}")
+def refuse_wrong_gradients(factors: Mapping[str, Tensor], step: int) -> None:
+    """Raise NotFinite where a gradient that the optimizer would take, as constraints have made it, is no number."""
+    gradients = {name: p.grad for name, p in factors.items() if p.grad is not None}
+    if gradients and not math.isfinite(float(norm_of(list(gradients.values())))):
+        wrong = (name for name, g in gradients.items() if not bool(torch.isfinite(g).all()))
+        first = next(wrong, next(iter(gradients)))
+        raise NotFinite(f"the gradient of {first}, as constraints have made it, is NaN or infinite at step {step}")
