@@ -65,7 +65,7 @@ class Past:
     ) -> tuple[dict[str, LayerCore], dict[str, Tensor]]:
         """Make the cores of all tasks so far, the one that ends included, once for all processes; `append` takes them."""
         s = self.settings
-        memory = processes.told(lambda: dict(remembered)) if processes.count > 1 else dict(remembered)
+        memory = processes.told(lambda: dict(remembered))
 
         def make() -> dict[str, LayerCore]:
             if provided is not None:

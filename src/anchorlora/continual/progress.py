@@ -47,19 +47,19 @@ class Progress:
             state = {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
             if state:  # a count of steps stays where torch keeps it, on the CPU
                 optimizer.state[parameter] = {k: t.clone().to(parameter.device if t.ndim else "cpu") for k, t in state.items()}
-        if self.step < steps and (states := self._generators(rank)):
+        if self.step < steps and (states := self.generators(rank)):
             set_generator_states(_device(parameters), states)
 
     def _refuse_misfit(self, parameters: dict[int, torch.nn.Parameter], steps: int) -> None:
         wanted: dict[str, Tensor] = {f"parameters/{i}": p for i, p in parameters.items()}
         if self.step < steps:
             states = generator_states(_device(parameters))
-            wanted |= {DROPOUT + kind: states[kind] for kind in states if kind == "cpu" or kind in self.generators}
+            wanted |= {DROPOUT + kind: states[kind] for kind in states if kind == "cpu" or kind in self.generators()}
             started = {name.rpartition("/")[0] for name in self.tensors if name.startswith("optimizer/")}
             for i, p in parameters.items():
                 if f"optimizer/{i}" in started:  # the first step moves no factor whose gradient is zero, and others have no state
                     wanted |= {f"optimizer/{i}/{name}": torch.tensor(0.0) if name == "step" else p for name in MOMENTS}
-        unread = {DROPOUT + kind for kind in self.generators if kind != "cpu"} - wanted.keys()  # begun on another device
+        unread = {DROPOUT + kind for kind in self.generators() if kind != "cpu"} - wanted.keys()  # begun on another device
         there = {name: t for name, t in self.tensors.items() if not name.startswith(("rows/", OTHERS)) and name not in unread}
         wrong = sorted(wanted.keys() ^ there.keys()) or sorted(name for name in wanted if not _alike(there[name], wanted[name]))
         if wrong:
@@ -68,12 +68,8 @@ class Progress:
                 f"the progress saved after step {self.step} of task {self.number} cannot be resumed: {wrong[0]} {how}"
             )
 
-    @property
-    def generators(self) -> dict[str, Tensor]:
-        """States of the first process's generators, by kind of device."""
-        return self._generators(0)
-
-    def _generators(self, rank: int) -> dict[str, Tensor]:
+    def generators(self, rank: int = 0) -> dict[str, Tensor]:
+        """Return the states of a process's generators, by kind of device."""
         prefix = _place_of(rank)
         return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
 
