@@ -12,9 +12,9 @@ import click
 
 from anchorlora.cli.console import above_zero_option, wrap
 from anchorlora.config import Recipe, RunConfig
-from anchorlora.data import Encoder, TaskSource
+from anchorlora.data import Encoder, TaskSource, read_examples
 from anchorlora.methods import Method
-from anchorlora.runs.expected import examples_of, in_words, measured_in_words, measured_rate, parts_of, work_of
+from anchorlora.runs.expected import in_words, measured_in_words, measured_rate, parts_of, work_of
 from anchorlora.store.files import dump_yaml
 from anchorlora.text import amount
 
@@ -125,7 +125,7 @@ def _encoder(recipe: Recipe, folder: Path | None) -> Encoder | None:
 def _steps(config: RunConfig, source: TaskSource) -> list[str]:
     recipe, lines, total = config.recipe, [], 0
     for name in config.order:
-        train, test = (len(examples) for examples in examples_of(source, recipe.tasks, name))
+        train, test = (len(list(examples)) for examples in read_examples(source, recipe.tasks, name))
         total += recipe.steps(train)
         parts = ((train, "training example"), (recipe.steps(train), "optimizer step"), (test, "test example"))
         lines.append(f"{name}: {', '.join(amount(number, what) for number, what in parts)}")

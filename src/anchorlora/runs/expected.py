@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anchorlora.config import Recipe, TaskSettings
-from anchorlora.data import Encoder, Example, TaskSource, read_examples
+from anchorlora.config import Recipe
+from anchorlora.data import Encoder, TaskSource, read_examples
 from anchorlora.devices import device_name, torch, type_name
 from anchorlora.errors import InvalidValue, message_of
 
@@ -46,12 +46,6 @@ class Work:
     evaluation: float  # of all tests after all tasks
 
 
-def examples_of(source: TaskSource, limits: TaskSettings, name: str) -> tuple[list[Example], list[Example]]:
-    """Return the training and the test examples of a task, as a run reads them."""
-    train, test = read_examples(source, limits, name)
-    return list(train), list(test)
-
-
 def parts_of(recipe: Recipe, source: TaskSource | None, encoder: Encoder | None, name: str) -> tuple[SplitSize, SplitSize] | None:
     """Return the amount of a task's training and test examples; without a tokenizer, all are as long as they may be."""
     limits, longest = recipe.tasks, recipe.training.max_tokens
@@ -59,7 +53,7 @@ def parts_of(recipe: Recipe, source: TaskSource | None, encoder: Encoder | None,
         if limits.train_limit is None or limits.test_limit is None:
             return None
         return SplitSize(limits.train_limit, longest, 1), SplitSize(limits.test_limit, longest, 1)
-    both = examples_of(source, limits, name)
+    both = [list(examples) for examples in read_examples(source, limits, name)]
     if encoder is None:
         return SplitSize(len(both[0]), longest, 1), SplitSize(len(both[1]), longest, 1)
     task, parts = source.task(name), list[SplitSize]()
