@@ -21,6 +21,7 @@ from anchorlora.continual.callback import RunCallback, TaskState
 from anchorlora.errors import MissingExtra, UnknownName, nearest_names
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.store.files import write_text
+from anchorlora.store.json import read_file
 from anchorlora.store.log import read_events
 from anchorlora.store.run_folder import TRACKERS
 
@@ -119,11 +120,28 @@ class Trackers(RunCallback):
             self._safely(name, partial(self._start, name, step))
 
     def _start(self, name: str, step: int) -> None:
+        """Start a tracker at a step, or at the run that it has already followed."""
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
         folder = self.directory.root / TRACKERS
         folder.mkdir(parents=True, exist_ok=True)
-        known = _read(folder / KNOWN)
+        kind, run, known = LOGGER_TYPE_TO_CLASS[name], folder.resolve().parent.name, _read(folder / KNOWN)
+        here: dict[str, Any] = {"logging_dir": str(folder)} if kind.requires_logging_directory else {}
+        own = {
+            "tensorboard": {**here, "purge_step": step},
+            "wandb": {"dir": str(folder), "name": run, "resume": "allow", "id": known.get(name)},
+            "mlflow": {"run_name": run, "run_id": known.get(name)},
+        }
+        # TensorBoard's is a folder in DIR/trackers
+        tracker = kind(name if name == "tensorboard" else PROJECT, **own.get(name, here))
+        tracker.main_process_only = False  # only the first process has callbacks
+        tracker.start()
+        if name == "wandb":
+            known[name] = str(tracker.tracker.id)
+        elif name == "mlflow":
+            known[name] = str(tracker.tracker.info.run_id)
         assert self.running is not None
-        self.running[name] = _begun(name, folder, step, known)
+        self.running[name] = tracker
         write_text(folder / KNOWN, json.dumps(known) + "\n")
 
     def _log(self, numbers: Mapping[str, float | None], step: int) -> None:
@@ -146,31 +164,9 @@ class Trackers(RunCallback):
             self.say(f"{name} follows this run no longer ({reason}); the run continues without it")
 
 
-def _begun(name: str, folder: Path, step: int, known: dict[str, str]) -> Any:
-    """A tracker, started: at a step, or at the run that it has already followed."""
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-    kind, run = LOGGER_TYPE_TO_CLASS[name], folder.resolve().parent.name
-    here: dict[str, Any] = {"logging_dir": str(folder)} if kind.requires_logging_directory else {}
-    own = {
-        "tensorboard": {**here, "purge_step": step},
-        "wandb": {"dir": str(folder), "name": run, "resume": "allow", "id": known.get(name)},
-        "mlflow": {"run_name": run, "run_id": known.get(name)},
-    }
-    tracker = kind(name if name == "tensorboard" else PROJECT, **own.get(name, here))  # TensorBoard's is a folder in DIR/trackers
-    tracker.main_process_only = False  # only the first process has callbacks
-    tracker.start()
-    if name == "wandb":
-        known[name] = str(tracker.tracker.id)
-    elif name == "mlflow":
-        known[name] = str(tracker.tracker.info.run_id)
-    return tracker
-
-
 def _read(path: Path) -> dict[str, str]:
     """The names of earlier runs; none where the file is missing or is not what was written."""
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        return read_file(path, dict[str, str], remedy="")
     except (OSError, ValueError):
         return {}
-    return {str(name): str(value) for name, value in known.items()} if isinstance(known, dict) else {}
