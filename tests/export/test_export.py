@@ -24,7 +24,8 @@ from anchorlora.export.export import Request, export, logits_of
 from anchorlora.export.source import export_source
 from anchorlora.geometry import Factors, scaled_change
 from anchorlora.store import files
-from anchorlora.store.export import read_export
+from anchorlora.store.export import Export
+from anchorlora.store.json import read_file
 from architectures.cases import SEES
 
 EPS = torch.finfo(torch.float32).eps
@@ -89,7 +90,7 @@ def test_a_scaled_export_changes_by_that_share_of_the_last_task(form, scale, run
     start, end = dense(read_adapter(before(run))), dense(read_adapter(last(run)))
     goal = {name: start[name] + scale * (end[name] - start[name]) for name in end}
     found = ask(run, tmp_path / "out", form=form, scale=scale, **({"dtype": "float32"} if form == "merged" else {}))
-    assert read_export(tmp_path / "out/export.json").scale == found.scale == scale
+    assert read_file(tmp_path / "out/export.json", Export, remedy="export again").scale == found.scale == scale
     if form == "cat":
         written = read_adapter(tmp_path / "out")
         made = dense(written)
@@ -156,7 +157,7 @@ class TestCat:
         assert found.error == 0.0
         assert {layer.error for layer in found.layers} == {0.0}
         assert found.rank == (4 if run.name == "sfor" else 8)
-        assert found == read_export(tmp_path / "out/export.json")
+        assert found == read_file(tmp_path / "out/export.json", Export, remedy="export again")
         assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
             "README.md",
             "adapter_config.json",
@@ -431,7 +432,7 @@ def test_of_two_exports_at_once_the_second_ends_in_one_line_and_spoils_nothing(m
     card = no_card if moment == "once it has filled it" else lambda found, record: another() or ""
     with pytest.raises(InvalidValue, match="out exists already; an export is written once, choose another --out"):
         export(export_source(run), Request(), to=tmp_path / "out", card=card)
-    assert read_export(tmp_path / "out/export.json").form == "svd"
+    assert read_file(tmp_path / "out/export.json", Export, remedy="export again").form == "svd"
     assert (tmp_path / "out/adapter_model.safetensors").is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

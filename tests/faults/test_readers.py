@@ -10,6 +10,7 @@ import time
 import traceback
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from anchorlora.recipes import mini
 from anchorlora.runs.checkpoint import Checkpoint
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.store import tensors
-from anchorlora.store.export import read_export
+from anchorlora.store.export import Export
 from anchorlora.store.files import dump_yaml, load_yaml
 from anchorlora.store.json import read_file
 from anchorlora.store.log import read_events
@@ -83,7 +84,7 @@ def _export(root):
     content = {"schema": 1, "form": "cat", "dtype": "float32", "rank": 1, "asked_rank": None, "error": 0.0, "layers": [layer]}
     content |= {"protection": None, "logits": None, "source": source, "base": base, "versions": {"anchorlora": "1"}}
     (root / "export.json").write_text(json.dumps(content))
-    return root / "export.json", read_export, "json"
+    return root / "export.json", partial(read_file, kind=Export, remedy="export again"), "json"
 
 
 def _selection(root):

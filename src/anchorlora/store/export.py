@@ -6,12 +6,11 @@ Errors and ratios are fractions; what is undefined is null.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from anchorlora.store.json import FilePart, read_file
+from anchorlora.store.json import FilePart
 
 EXPORT_FILE = "export.json"
 Form = Literal["cat", "svd", "merged"]
@@ -100,8 +99,3 @@ class Export(FilePart):
     def as_json(self) -> str:
         """Return the text of the file."""
         return json.dumps(self.model_dump(by_alias=True), indent=1, allow_nan=False) + "\n"
-
-
-def read_export(path: Path) -> Export:
-    """Read an export.json."""
-    return read_file(path, Export, remedy="export again")
