@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -151,10 +152,6 @@ class Recorded:
     over_tasks: Callable[[list[Any]], Any] = list  # makes the record's value of all tasks' values; their list by default
 
 
-def _last(values: list[Any]) -> Any:
-    return values[-1]
-
-
 def _defined(values: list[Any]) -> list[Any]:
     return [value for value in values if value is not None]
 
@@ -183,9 +180,9 @@ class TaskResult:
     train_seconds: Annotated[float, Recorded("cost.train_seconds")]
     evaluate_seconds: Annotated[float, Recorded("cost.evaluate_seconds", sum)]
     peak_memory_bytes: Annotated[int, Recorded("cost.peak_memory_bytes", max)]
-    trained_parameters: Annotated[int, Recorded("cost.trained_parameters", _last)]
-    stored_parameters: Annotated[int, Recorded("cost.stored_parameters", _last)]
-    history_bytes: Annotated[int, Recorded("cost.history_bytes", _last)]
+    trained_parameters: Annotated[int, Recorded("cost.trained_parameters", itemgetter(-1))]
+    stored_parameters: Annotated[int, Recorded("cost.stored_parameters", itemgetter(-1))]
+    history_bytes: Annotated[int, Recorded("cost.history_bytes", itemgetter(-1))]
 
     @staticmethod
     def collected(results: Sequence[TaskResult]) -> dict[str, Any]:
