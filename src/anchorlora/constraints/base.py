@@ -267,10 +267,9 @@ class Penalty(ActiveConstraint):
         self.name, self.strength, self.layers = name, strength, anchor.layers
         self.split = any(layer.is_split(factor) for layer in anchor.layers for factor in ("A", "B"))
         stacked = type(self).stacked is not Penalty.stacked and not self.split
-        stacks = stacks_of(anchor.layers, *self.reads) if stacked else []
-        self.stacks = stacks if stacks and stacks[0].batched else None
+        self.stacks = stacks_of(anchor.layers, *(self.reads if stacked else ()))
         self.earlier = {layer.name: layer.history.whole() for layer in anchor.layers if layer.history} if self.split else {}
-        self.value: Tensor | float = 0.0
+        self.values: list[Tensor] = []
 
     def pieces(self, layer: AdaptedLayer) -> tuple[Tensor, dict[str, Tensor]]:
         """Return one layer's unweighted penalty and its gradients.
@@ -296,30 +295,18 @@ class Penalty(ActiveConstraint):
 
     def add_penalty_grads(self) -> None:
         """Sum the penalty over layers and add its weighted gradient to each factor that trains."""
-        self.value = 0.0
-        for stack in self.stacks or ():
-            value, gradients = self.stacked(stack)
-            self.value = self.value + value
-            for name, gradient in gradients.items():
-                add_gradients([layer.factor(name) for layer in stack.layers], gradient, weight=self.strength)
-        if self.stacks is not None:
-            return
-        from anchorlora.adapters.sharding import as_split
-
-        for layer in self.layers:
-            value, gradients = self.pieces(self._gather(layer) if self.split else layer)
-            self.value = self.value + value
-            for name, gradient in gradients.items():
-                parameter = layer.factor(name)
-                if not parameter.requires_grad:
-                    continue
-                gradient = as_split(self.strength * gradient, parameter)
-                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        self.values = []
+        for stack in self.stacks:
+            value, gradients = self.stacked(stack) if stack.batched else self.pieces(self._gather(*stack.layers))
+            self.values.append(value)
+            add_gradients(stack, gradients, weight=self.strength)
 
     def _gather(self, layer: AdaptedLayer) -> AdaptedLayer:
-        """The layer with whole factors; all processes must call it."""
+        """The layer with whole factors, if any are split; all processes must call it."""
+        if not self.split:
+            return layer
         return replace(layer, current=layer.current.whole(), start=layer.start.whole(), history=self.earlier.get(layer.name))
 
     def readings(self) -> dict[str, float]:
         """Return the unweighted value of the last step, by the penalty's name."""
-        return {self.name: float(self.value)}
+        return {self.name: float(sum(self.values))}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
 from anchorlora.constraints.sensitivity import MEMORY, sensitivity
+from anchorlora.constraints.stacks import plus_product
 from anchorlora.devices import torch
 
 if TYPE_CHECKING:
@@ -77,37 +78,20 @@ class _Braking(Penalty):
             A, B = layer.current.A, layer.current.B
             C, G = sensitivity(anchor.past, layer.name, d_in=A.shape[1], d_out=B.shape[0])
             factor = layer.rows("A").detach()
-            self.kept[layer.name] = tuple((M.root.to(factor), factor.new_tensor(M.tail)) for M in (C, G))
+            self.kept[layer.name] = tuple((M.root.to(factor), factor.new_tensor([[M.tail]])) for M in (C, G))
         self.fresh = not any(bool(layer.start.whole().B.any()) for layer in anchor.layers)
 
-    def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
-        A, B, s = layer.factor("A").detach(), layer.factor("B").detach(), layer.current.scale
-        L, R, r = B, A, 0
-        if not self.fresh:
-            A0, B0 = layer.start_factor("A"), layer.start_factor("B")
-            L, R, r = torch.cat([B0, B - B0], dim=1), torch.cat([A - A0, A]), len(A)  # from displacements: nothing cancels
-        (X, c), (Y, g) = self.kept[layer.name]
-        GL, RC = Y @ (Y.T @ L) + g * L, (R @ X) @ X.T + c * R
-        N, M = s * s * L.T @ GL, s * s * RC @ R.T
-        toward_A, toward_B = N @ RC, (GL @ M)[:, r:]
-        return (N * M).sum() / (2 * s * s), {"B": toward_B, "A": toward_A[:r] + toward_A[r:] if r else toward_A}
-
     def stacked(self, stack) -> tuple[Tensor, dict[str, Tensor]]:
-        def root(side: int) -> Tensor:
-            return stack.bases(lambda layer: self.kept[layer.name][side][0])
-
-        def tail(side: int) -> Tensor:
-            return stack.of(lambda layer: self.kept[layer.name][side][1])[:, None, None]
-
-        X, Y = (stack.once(f"root {side}", lambda side=side: root(side)) for side in (0, 1))
-        c, g = (stack.once(f"tail {side}", lambda side=side: tail(side)) for side in (0, 1))
+        X, Y = (stack.once(f"root {i}", lambda i=i: stack.bases(lambda layer: self.kept[layer.name][i][0])) for i in (0, 1))
+        c, g = (stack.once(f"tail {i}", lambda i=i: stack.of(lambda layer: self.kept[layer.name][i][1])) for i in (0, 1))
         A, B, s = stack.factor("A"), stack.factor("B"), stack.layers[0].current.scale
         L, R, r = B, A, 0
         if not self.fresh:
-            A0, B0 = (stack.once(name, lambda name=name: stack.of(lambda layer: layer.start_factor(name))) for name in ("A", "B"))
-            L, R, r = torch.cat([B0, B - B0], dim=2), torch.cat([A - A0, A], dim=1), A.shape[1]
-        GL, RC = torch.baddbmm(g * L, Y, torch.bmm(Y.mT, L)), torch.baddbmm(c * R, torch.bmm(R, X), X.mT)
-        N, M = s * s * torch.bmm(L.mT, GL), s * s * torch.bmm(RC, R.mT)
-        toward_A, toward_B = torch.bmm(N, RC), torch.bmm(GL, M)[:, :, r:]
-        toward_A = toward_A[:, :r] + toward_A[:, r:] if r else toward_A
-        return torch.dot(N.flatten(), M.flatten()) / (2 * s * s), {"B": toward_B, "A": toward_A}
+            A0, B0 = stack.start("A"), stack.start("B")
+            L, R, r = torch.cat([B0, B - B0], dim=-1), torch.cat([A - A0, A], dim=-2), A.shape[-2]  # displacements: nothing cancels
+        dot = stack.product
+        GL, RC = plus_product(g * L, Y, dot(Y.mT, L)), plus_product(c * R, dot(R, X), X.mT)
+        N, M = dot(s * s * L.mT, GL), dot(s * s * RC, R.mT)
+        toward_A, toward_B = dot(N, RC), dot(GL, M)[..., r:]
+        toward_A = toward_A[..., :r, :] + toward_A[..., r:, :] if r else toward_A
+        return (N * M).sum() / (2 * s * s), {"B": toward_B, "A": toward_A}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
+from anchorlora.constraints.stacks import plus_product
 from anchorlora.devices import torch
 from anchorlora.errors import InvalidValue
 
@@ -61,25 +62,18 @@ class EffectiveResponse(ProtectsPast):
 class _Responding(Penalty):
     def __init__(self, name, strength, anchor):
         super().__init__(name, strength, anchor)
-        self.V = {layer.name: layer.wide.basis.to(layer.rows("A")) for layer in anchor.layers}
-
-    def pieces(self, layer) -> tuple[Tensor, dict[str, Tensor]]:
-        A, B, s, V = layer.factor("A"), layer.factor("B"), layer.current.scale, self.V[layer.name]
-        A0, B0 = layer.start_factor("A"), layer.start_factor("B")
-        routed = A @ V
-        E = s * (B0 @ ((A - A0) @ V) + (B - B0) @ routed)  # from displacements: nothing cancels
-        share = 1 / (len(self.layers) * E.numel())
-        return share * E.square().sum(), {"B": 2 * s * share * E @ routed.T, "A": 2 * s * share * (B.T @ E) @ V.T}
+        self.known = {}
+        for layer in anchor.layers:
+            V, s = layer.wide.basis.to(layer.rows("A")), layer.current.scale
+            share = 1 / (len(anchor.layers) * layer.current.B.shape[0] * V.shape[1])
+            self.known[layer.name] = V, V.new_tensor([[share]]), V.new_tensor([[2 * s * share]])
 
     def stacked(self, stack) -> tuple[Tensor, dict[str, Tensor]]:
-        def share() -> Tensor:
-            sizes = [len(self.layers) * layer.factor("B").shape[0] * self.V[layer.name].shape[1] for layer in stack.layers]
-            return V.new_tensor([2 * stack.layers[0].current.scale ** 2 / size for size in sizes])[:, None, None]
-
-        V = stack.once("V", lambda: stack.bases(lambda layer: self.V[layer.name]))
-        A0, B0 = (stack.once(name, lambda name=name: stack.of(lambda layer: layer.start_factor(name))) for name in ("A", "B"))
-        A, B, weight = stack.factor("A"), stack.factor("B"), stack.once("share", share)
-        routed = torch.bmm(A, V)
-        E = torch.baddbmm(torch.bmm(B0, torch.bmm(A - A0, V)), B - B0, routed)  # from displacements: nothing cancels; times s
-        G = weight * E
-        return torch.dot(G.flatten(), E.flatten()) / 2, {"B": torch.bmm(G, routed.mT), "A": torch.bmm(torch.bmm(B.mT, G), V.mT)}
+        V = stack.once("V", lambda: stack.bases(lambda layer: self.known[layer.name][0]))
+        share, weight = (stack.once(f"{i}", lambda i=i: stack.of(lambda layer: self.known[layer.name][i])) for i in (1, 2))
+        A, B, A0, B0 = stack.factor("A"), stack.factor("B"), stack.start("A"), stack.start("B")
+        dot, s = stack.product, stack.layers[0].current.scale
+        routed = dot(A, V)
+        E = plus_product(dot(B - B0, routed), B0, dot(A - A0, V), scale=s)  # from displacements: nothing cancels
+        value = torch.dot(share.flatten(), E.square().sum((-2, -1)).flatten())
+        return value, {"B": dot(weight * E, routed.mT), "A": dot(weight * dot(B.mT, E), V.mT)}

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, Penalty, ProtectsPast
-from anchorlora.devices import torch
 from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -70,6 +69,5 @@ class _Overlapping(Penalty):
 
     def stacked(self, stack) -> tuple[Tensor, dict[str, Tensor]]:
         past = stack.once("past", lambda: stack.of(lambda layer: layer.history.A.detach()))
-        product = torch.bmm if stack.batched else torch.mm
-        overlap = product(stack.factor("A"), past.mT)
-        return overlap.abs().sum(), {"A": product(overlap.sign(), past)}
+        overlap = stack.product(stack.factor("A"), past.mT)
+        return overlap.abs().sum(), {"A": stack.product(overlap.sign(), past)}

@@ -8,7 +8,7 @@ whose tensors have no first dimension: what is written with @, .mT and the last 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -45,9 +45,18 @@ class Stack:
         """Return one tensor of each layer, or of some, as one."""
         return torch.stack(tensors) if self.batched else tensors[0]
 
+    @property
+    def product(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Matrix product of its tensors: `@` would take two steps for those with a first dimension."""
+        return torch.bmm if self.batched else torch.mm
+
     def factor(self, name: str) -> Tensor:
         """Return the live factors; batched ones are copies."""
         return self.of(lambda layer: layer.factor(name).detach())
+
+    def start(self, name: str) -> Tensor:
+        """Return the factors at the start of the task, once no constraint moves it any more."""
+        return self.once(f"start {name}", lambda: self.of(lambda layer: layer.start_factor(name)))
 
     def write(self, name: str, values: Tensor) -> None:
         """Write to the live factors: `values` (n, ..)."""
@@ -86,23 +95,34 @@ def outside(rows: Tensor, V: Tensor) -> Tensor:
     return rows - (rows @ V) @ V.mT if rows.ndim == 2 else torch.baddbmm(rows, torch.bmm(rows, V), V.mT, alpha=-1)
 
 
+def plus_product(x: Tensor, left: Tensor, right: Tensor, *, scale: float = 1) -> Tensor:
+    """Return scale (x + left @ right), of a stack (n, ..) in one launch."""
+    return scale * (left @ right + x) if x.ndim == 2 else torch.baddbmm(x, left, right, beta=scale, alpha=scale)
+
+
 def stacks_of(layers: Sequence[AdaptedLayer], *names: str) -> list[Stack]:
-    """Return the layers in stacks, each by itself where that is better."""
+    """Return the layers in stacks of one shape in these factors; each by itself where that is better, or without names."""
     groups: dict[Hashable, list[AdaptedLayer]] = {}
     for layer in layers:
         rows = [layer.rows(name) for name in names]
-        if rows[0].device.type == "cpu" or float64_device(rows[0].device) != rows[0].device:
+        if not rows or rows[0].device.type == "cpu" or float64_device(rows[0].device) != rows[0].device:
             return [Stack((layer,), batched=False) for layer in layers]
         key: Any = (layer.current.scale, *((tuple(factor.shape), factor.dtype, factor.device) for factor in rows))
         groups.setdefault(key, []).append(layer)
     return [Stack(tuple(group)) for group in groups.values()]
 
 
-def add_gradients(parameters: Sequence[Any], gradients: Tensor, *, weight: float) -> None:
-    """Add a weighted gradient to each parameter that trains: `gradients` (n, ..)."""
-    pairs = [(p, g) for p, g in zip(parameters, gradients.unbind(), strict=True) if p.requires_grad]
-    if there := [(p.grad, g) for p, g in pairs if p.grad is not None]:
-        torch._foreach_add_([grad for grad, _ in there], [g for _, g in there], alpha=weight)
-    for p, g in pairs:
+def add_gradients(stack: Stack, gradients: Mapping[str, Tensor], *, weight: float) -> None:
+    """Add weighted gradients (n, ..) of a stack to its factors that train, by their names."""
+    from anchorlora.adapters.sharding import as_split
+
+    pairs: list[tuple[Any, Tensor]] = []
+    for name, gradient in gradients.items():
+        factors, parts = [layer.factor(name) for layer in stack.layers], gradient.unbind() if stack.batched else [weight * gradient]
+        pairs += [(p, as_split(part, p)) for p, part in zip(factors, parts, strict=True) if p.requires_grad]
+    weight = weight if stack.batched else 1.0
+    if there := [(p.grad, part) for p, part in pairs if p.grad is not None]:
+        torch._foreach_add_([grad for grad, _ in there], [part for _, part in there], alpha=weight)
+    for p, part in pairs:
         if p.grad is None:
-            p.grad = weight * g
+            p.grad = weight * part
