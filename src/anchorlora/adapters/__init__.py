@@ -3,7 +3,7 @@
 from anchorlora.adapters.anchor import Anchor, WeightAnchor
 from anchorlora.adapters.attach import attach, detach, usual_targets
 from anchorlora.adapters.files import read_adapter, write_adapter
-from anchorlora.adapters.gates import Gated, Gates, LayerGates
+from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.kinds import LAYER_KINDS, LayerKind
 from anchorlora.adapters.layers import NOTHING, AdaptedLayer, lora_layers
 from anchorlora.adapters.merging import merge, mergeable, merged_factors, realized_weights
@@ -18,7 +18,6 @@ __all__ = [
     "Anchor",
     "Gated",
     "Gates",
-    "LayerGates",
     "LayerKind",
     "WeightAnchor",
     "activate",

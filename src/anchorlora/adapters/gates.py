@@ -6,7 +6,7 @@ A finished adapter counts as a direction of size 1 times its gate: when its task
 adapter that trains has size 1 (with B = 0 it has no direction yet). Factors stay as they were trained: m acts only on the r
 activations between A and B, so no factor is rescaled and the history stays bitwise the same.
 
-Normalized by layer (`LayerGates`), with c_jl = |B_jl| |A_jl| of each layer and a'_j the gate when the task ended:
+Normalized by layer (`Gates.layers`), with c_jl = |B_jl| |A_jl| of each layer and a'_j the gate when the task ended:
 
     m_jl = a'_j / c_j + (a_j - a'_j) / c_jl
 
@@ -24,17 +24,20 @@ from torch import Tensor, nn
 from anchorlora.devices import in_float64
 from anchorlora.geometry import Factors, Product
 
+LAYER = ("size", "offset")  # of a layer, in the state
+
 
 class Gates:
     """Gates of a stack of adapters, oldest first; the last one belongs to the adapter that trains, if one is open."""
 
-    def __init__(self, values: Tensor, sizes: Tensor) -> None:
+    def __init__(self, values: Tensor, sizes: Tensor, layers: Mapping[str, tuple[Tensor, Tensor]] | None = None) -> None:
         self.values, self.sizes = nn.Parameter(values), sizes
+        self.layers = None if layers is None else dict(layers)  # where each layer's own size normalizes: sizes c_jl, and offsets
 
     @classmethod
-    def none(cls, device: torch.device) -> Gates:
+    def none(cls, device: torch.device, *, by_layer: bool) -> Gates:
         """Return the gates of an empty stack."""
-        return cls(torch.zeros(0, device=device), torch.zeros(0, device=device))
+        return cls(torch.zeros(0, device=device), torch.zeros(0, device=device), {} if by_layer else None)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -46,74 +49,47 @@ class Gates:
             self.sizes = torch.cat([self.sizes, self.sizes.new_ones(1)])
 
     def close(self, block: Mapping[str, Factors]) -> None:
-        """Finish the last gate's adapter: give it its size, and the gate the value that keeps the function."""
-        sizes = sizes_of(block).values()
-        size = (sum(size**2 for size in sizes) / len(sizes)) ** 0.5
+        """Finish the last gate's adapter: give it its size, in each layer too, and the gate the value that keeps the function."""
+        sizes = sizes_of(block)
+        size = (sum(size**2 for size in sizes.values()) / len(sizes)) ** 0.5
         if size > 0:  # an adapter that never moved has no direction to normalize
             with torch.no_grad():
                 self.values[-1] *= size
                 self.sizes[-1] = size
-
-    def multipliers(self, layer: str) -> Tensor:
-        """Return m (t,) of a layer, with gradients to the gates; here a / c, the same in all layers."""
-        return self.values / self.sizes
-
-    def state(self) -> dict[str, Tensor]:
-        """Return copies of what `resumed` needs."""
-        return {"values": self.values.detach().clone(), "sizes": self.sizes.clone()}
-
-    @classmethod
-    def resumed(cls, state: Mapping[str, Tensor], device: torch.device) -> Gates:
-        """Return gates as they were saved."""
-        return cls(state["values"].to(device), state["sizes"].to(device))
-
-    @staticmethod
-    def names(layers: Iterable[str]) -> list[str]:
-        """Return the names of the tensors (t,) in `state`."""
-        return ["values", "sizes"]
-
-
-class LayerGates(Gates):
-    """Gates whose finished adapters are normalized in each layer by that layer's own size."""
-
-    def __init__(self, values: Tensor, sizes: Tensor, layers: Mapping[str, tuple[Tensor, Tensor]] | None = None) -> None:
-        super().__init__(values, sizes)
-        self.layers = dict(layers or {})
-
-    def close(self, block: Mapping[str, Factors]) -> None:
-        """Finish the last gate's adapter, and give it its size in each layer."""
-        super().close(block)
+        if self.layers is None:
+            return
         gate, whole = self.values.detach()[-1:], self.sizes[-1:]
-        for layer, size in sizes_of(block).items():
+        for layer, size in sizes.items():
             closing = whole.new_tensor([size]) if size > 0 else whole
-            sizes, offsets = self.layers.get(layer, (whole[:0], whole[:0]))
-            self.layers[layer] = (torch.cat([sizes, closing]), torch.cat([offsets, gate / whole - gate / closing]))
+            former, offsets = self.layers.get(layer, (whole[:0], whole[:0]))
+            self.layers[layer] = (torch.cat([former, closing]), torch.cat([offsets, gate / whole - gate / closing]))
 
     def multipliers(self, layer: str) -> Tensor:
-        """Return m_l (t,) of a layer, with gradients to the gates."""
+        """Return m (t,) of a layer, with gradients to the gates: a / c, the same in all layers, or m_l."""
+        if self.layers is None:
+            return self.values / self.sizes
         sizes, offsets = self.layers.get(layer, (self.sizes[:0], self.sizes[:0]))
         training = len(self) - len(sizes)  # 1 while an adapter is open
         return self.values / torch.cat([sizes, sizes.new_ones(training)]) + torch.cat([offsets, offsets.new_zeros(training)])
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of what `resumed` needs."""
-        gates = {f"{what}/{layer}": t.clone() for layer, pair in self.layers.items() for what, t in zip(LAYER, pair, strict=True)}
-        return super().state() | gates
+        of_layers = (self.layers or {}).items()
+        gates = {f"{what}/{layer}": t.clone() for layer, pair in of_layers for what, t in zip(LAYER, pair, strict=True)}
+        return {"values": self.values.detach().clone(), "sizes": self.sizes.clone()} | gates
 
     @classmethod
-    def resumed(cls, state: Mapping[str, Tensor], device: torch.device) -> LayerGates:
-        """Return gates as they were saved."""
-        names = [name.removeprefix(f"{LAYER[0]}/") for name in state if name.startswith(f"{LAYER[0]}/")]
-        layers = {name: (state[f"{LAYER[0]}/{name}"].to(device), state[f"{LAYER[1]}/{name}"].to(device)) for name in names}
-        return cls(state["values"].to(device), state["sizes"].to(device), layers)
+    def resumed(cls, state: Mapping[str, Tensor], device: torch.device, layers: Iterable[str] | None) -> Gates:
+        """Return gates as they were saved, of these layers where each has its own sizes."""
+        values, sizes = state["values"].to(device), state["sizes"].to(device)
+        if layers is None:
+            return cls(values, sizes)
+        return cls(values, sizes, {n: (state[f"{LAYER[0]}/{n}"].to(device), state[f"{LAYER[1]}/{n}"].to(device)) for n in layers})
 
     @staticmethod
-    def names(layers: Iterable[str]) -> list[str]:
+    def names(layers: Iterable[str] | None) -> list[str]:
         """Return the names of the tensors (t,) in `state`."""
-        return ["values", "sizes", *(f"{what}/{layer}" for layer in layers for what in LAYER)]
-
-
-LAYER = ("size", "offset")  # of a layer, in the state
+        return ["values", "sizes", *(f"{what}/{layer}" for layer in layers or () for what in LAYER)]
 
 
 def sizes_of(block: Mapping[str, Factors]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from anchorlora.methods.plans import BeginsSum
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anchorlora.adapters import AdapterStack, Gates
+    from anchorlora.adapters import AdapterStack
     from anchorlora.geometry import Factors
     from anchorlora.methods.adapter_plan import TaskEnd
 
@@ -58,8 +58,10 @@ class GatedPerTask(BeginsSum):
             generator: Source of the random start of A.
             first: True for the first task; every task opens a block.
         """
+        from anchorlora.adapters import Gates
+
         if stack.gates is None:
-            stack.gates = self._gates.none(next(stack.model.parameters()).device)
+            stack.gates = Gates.none(next(stack.model.parameters()).device, by_layer=self.normalize == "layer")
         stack.gates.open(self.start)
         stack.open(generator)
 
@@ -106,18 +108,14 @@ class GatedPerTask(BeginsSum):
         Raises:
             InvalidValue: The gates do not fit the factors.
         """
+        from anchorlora.adapters import Gates
         from anchorlora.geometry import Factors
 
-        _refuse_misfit(state, factors, stack.rank, self._gates.names(factors))
-        stack.gates = self._gates.resumed(state, next(stack.model.parameters()).device)
+        layers = list(factors) if self.normalize == "layer" else None
+        _refuse_misfit(state, factors, stack.rank, Gates.names(layers))
+        stack.gates = Gates.resumed(state, next(stack.model.parameters()).device, layers)
         saved = {layer: Factors(f.A, state[f"B/{layer}"], f.scale) for layer, f in factors.items()}
         stack.restore(saved, as_history=True)
-
-    @property
-    def _gates(self) -> type[Gates]:
-        from anchorlora.adapters import Gates, LayerGates
-
-        return LayerGates if self.normalize == "layer" else Gates
 
 
 def _refuse_misfit(state: Mapping[str, Tensor], factors: Mapping[str, Factors], rank: int, names: list[str]) -> None:
