@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -291,31 +290,17 @@ def _as_read(module: LoraLayer, adapter: str, rows: Tensor) -> Tensor:
 
 def _answers(module: LoraLayer, adapter: str, rows: Tensor, *scales: float) -> list[Tensor]:
     """The layer's own forward at each scale of the adapter, without dropout and without the hooks of others."""
-    kept: Any = module.scaling[adapter]
-    outputs = []
-    with _in_training_mode(module):
-        try:
-            for scale in scales:
-                module.scaling[adapter] = scale
-                outputs.append(module.forward(rows))
-        finally:
-            module.scaling[adapter] = kept
+    base, scaling = module.get_base_layer(), module.scaling
+    outputs: list[Tensor] = []
+    with ExitStack() as until_the_end:
+        until_the_end.callback(scaling.__setitem__, adapter, scaling[adapter])
+        for part in (base, *module.lora_dropout.modules()):
+            until_the_end.callback(setattr, part, "training", part.training)
+            part.training = part is base  # in eval mode, bitsandbytes rounds 8-bit layers differently and packs 4-bit ones
+        for scale in scales:
+            scaling[adapter] = scale
+            outputs.append(module.forward(rows))
     return outputs
-
-
-@contextmanager
-def _in_training_mode(module: LoraLayer) -> Iterator[None]:
-    """In training mode but without dropout: in eval mode, bitsandbytes rounds 8-bit layers differently and packs 4-bit ones."""
-    base, dropout = module.get_base_layer(), list(module.lora_dropout.modules())
-    flags = [(part, part.training) for part in (base, *dropout)]
-    for part in dropout:
-        part.training = False
-    base.training = True
-    try:
-        yield
-    finally:
-        for part, flag in flags:
-            part.training = flag
 
 
 def _rounding(rows: Tensor, answers: Tensor, stored: torch.dtype | None = None) -> float:
