@@ -73,8 +73,7 @@ class StepHooks:
             self.outermost = None
             raise InvalidType(f"{name} asked for gradients {asked} times in a step; protection needs one move a step: use AdamW")
         with true_precision(self.anchor):  # hooks run outside the optimizer's own no_grad
-            for hook in (ActiveConstraint.after_raw_update, ActiveConstraint.after_optimizer_step):
-                _each(self.active, hook)
+            self._call("after_raw_update", "after_optimizer_step")
             project_copies(optimizer, self.anchor, self.active)
             self.outermost, self.gradients = None, 0  # only now: until then the end of the block projects what has moved
             self.watch.count_step()
@@ -119,12 +118,13 @@ class StepHooks:
         refuse_misled_penalties(optimizer, self.active)
         self.watch.before_optimizer_step()
         with true_precision(self.anchor):
-            for hook in (
-                ActiveConstraint.after_backward,
-                ActiveConstraint.add_penalty_grads,
-                ActiveConstraint.before_optimizer_step,
-            ):
-                _each(self.active, hook)
+            self._call("after_backward", "add_penalty_grads", "before_optimizer_step")
+
+    def _call(self, *hooks: str) -> None:
+        """Call each hook for all constraints before the next one."""
+        for hook in hooks:
+            for c in self.active:
+                getattr(c, hook)()
 
 
 def _step_frame() -> FrameType | None:
@@ -135,11 +135,6 @@ def _step_frame() -> FrameType | None:
     ):
         frame = frame.f_back
     return frame
-
-
-def _each(active: Sequence[ActiveConstraint], hook: Callable[[ActiveConstraint], None]) -> None:
-    for c in active:
-        getattr(c, hook.__name__)()
 
 
 def note_first_call(active: ActiveConstraint, unasked: dict[int, ActiveConstraint]) -> None:
