@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from anchorlora.adapters import Anchor
 
 CHECK_EVERY = 100  # optimizer steps between two verifications on the live parameters
+STORED = {  # what must stay of a factor, as it was and as it is
+    "device": "on {} and is on {} now; move the model first, then protect it",
+    "dtype": "{} and is {} now; use autocast instead",
+}
 
 
 class StepWatch:
@@ -40,7 +44,7 @@ class StepWatch:
         self.optimizer, self.anchor, self.active, self.hooks, self.every = optimizer, anchor, active, hooks, every
         factors = [(layer.name, name, layer.factor(name)) for layer in anchor.layers for name in layer.names]
         self.trained = [(path, p) for path, _, p in factors if p.requires_grad]
-        self.stored = [(path, name, p, p.dtype, p.device) for path, name, p in factors]
+        self.stored = [(path, name, p, {how: getattr(p, how) for how in STORED}) for path, name, p in factors]
         self.step, self.first, self.also_training = step, step, also_training
 
     def count_step(self) -> None:
@@ -51,7 +55,7 @@ class StepWatch:
 
     def before_optimizer_step(self) -> None:
         """Refuse factors in another precision or place: an optimizer or a projection would fail. Costs next to nothing."""
-        if self._elsewhere() or self._recast():
+        if self._stored_otherwise():
             self.refuse_detached(self.step)
 
     def look(self, step: int | None = None) -> None:
@@ -89,11 +93,11 @@ class StepWatch:
 
     def _describe_detached(self) -> tuple[str, str | None] | None:
         """Return a sentence on the hooks that were removed, and one on the constraint that no longer holds."""
-        if elsewhere := self._elsewhere():
+        if elsewhere := self._stored_otherwise("device"):
             return elsewhere, None
         if any(hook.id not in (hook.hooks_dict_ref() or {}) for hook in self.hooks):
             return "the optimizer's step hooks were removed; leave them until the protected block ends", self._first_violation()
-        if recast := self._recast():
+        if recast := self._stored_otherwise("dtype"):
             return recast, self._first_violation()
         moved = moved_by(self.optimizer)
         if gone := next((layer for layer, parameter in self.trained if id(parameter) not in moved), None):
@@ -123,19 +127,12 @@ class StepWatch:
         live = self.anchor.live().get(path)
         return response_on_core(layer, live.A) if live is not None else None
 
-    def _recast(self) -> str | None:
-        """The first factor that is stored in another precision than when the task began."""
-        for layer, name, parameter, dtype, _ in self.stored:
-            if parameter.dtype != dtype:
-                return f"factor {name} at {layer} was {dtype} and is {parameter.dtype} now; use autocast instead"
-        return None
-
-    def _elsewhere(self) -> str | None:
-        """The first factor on another device than when the task began."""
-        for layer, name, parameter, _, device in self.stored:
-            if parameter.device != device:
-                now = f"is on {parameter.device} now; move the model first, then protect it"
-                return f"factor {name} at {layer} was on {device} and {now}"
+    def _stored_otherwise(self, *hows: str) -> str | None:
+        """The first factor on another device, or in another precision, than when the task began."""
+        for how in hows or STORED:
+            for layer, name, parameter, before in self.stored:
+                if (now := getattr(parameter, how)) != before[how]:
+                    return f"factor {name} at {layer} was {STORED[how].format(before[how], now)}"
         return None
 
 
