@@ -13,7 +13,7 @@ from anchorlora.constraints.freeze import Freeze
 from anchorlora.constraints.gradient import ProjectGradient
 from anchorlora.constraints.protect import protect
 from anchorlora.constraints.retract import Retract
-from anchorlora.constraints.sensitivity import INPUTS
+from anchorlora.constraints.sensitivity import knows
 from anchorlora.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def constraints_for(anchor: Anchor) -> list[Constraint]:
         return [ProjectDisplacement("W")]
     if any(bool(layer.rows("B").any()) and reads_core(layer) for layer in anchor.layers):
         return [Freeze("B"), ProjectGradient("A"), ProjectDisplacement("A")]
-    brakes = [KroneckerBrake()] if any(name.startswith(f"{INPUTS}/") for name in anchor.past) else []
+    brakes = [KroneckerBrake()] if knows(anchor.past) else []
     return [Retract("A"), ProjectGradient("A"), ProjectDisplacement("A"), *brakes]
 
 

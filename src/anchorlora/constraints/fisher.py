@@ -131,7 +131,7 @@ class _Anchored(Penalty):
         value, gradients = 0.5 * self.constant.to(float64_device(layer.factor("A").device)) / len(self.layers), {}
         for name in ("A", "B"):
             theta = layer.factor(name)
-            fisher, weighted = self.past[_place(layer.name, name)]
+            fisher, weighted = self.past[f"{layer.name}.{name}"]
             gradients[name] = fisher * theta - weighted
             S0, S1, x = in_float64(fisher), in_float64(weighted), in_float64(theta)
             value = value + ((0.5 * S0 * x - S1) * x).sum()
@@ -141,11 +141,7 @@ class _Anchored(Penalty):
 def _factors(anchor: Anchor) -> Iterator[tuple[str, nn.Parameter]]:
     for layer in anchor.layers:
         for name in ("A", "B"):
-            yield _place(layer.name, name), layer.factor(name)
-
-
-def _place(layer: str, factor: str) -> str:
-    return f"{layer}.{factor}"
+            yield f"{layer.name}.{name}", layer.factor(name)
 
 
 def _both(past, key: str, parameter) -> tuple[Tensor, Tensor]:

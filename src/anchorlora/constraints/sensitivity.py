@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
+from anchorlora.constraints.checks import core_of
 from anchorlora.constraints.recording import answers_drawn, refuse_none
 from anchorlora.devices import float64_device, torch
 from anchorlora.errors import InvalidValue, UnknownName
@@ -193,8 +194,6 @@ class SensitiveCore(ProtectsPast):
         Raises:
             InvalidValue: A layer has no core.
         """
-        from anchorlora.constraints.checks import core_of
-
         for layer in anchor.layers:
             core_of(layer)
         return ActiveConstraint()

@@ -298,10 +298,7 @@ def truncated(factors: Factors, rank: int) -> Factors:
     left, values, right = singular(factors.product())
     root = (values[:rank] / abs(factors.scale)).sqrt()
     A, B = root[:, None] * right[:rank], left[:, :rank] * (root if factors.scale > 0 else -root)
-    missing = rank - len(root)
-    A = torch.cat([A, A.new_zeros(missing, A.shape[1])])
-    B = torch.cat([B, B.new_zeros(B.shape[0], missing)], dim=1)
-    return Factors(A, B, factors.scale)
+    return Factors(A, B, factors.scale).padded(rank)
 
 
 def one_scale(factors: Mapping[str, Factors]) -> float:
