@@ -51,7 +51,7 @@ class CatalogEntry:
     place: int | None = None
     leaves_open: str = ""  # what it leaves open of the paths by which a change can reach the core
     traced: bool = False  # whether it is a row of the paper's mechanism tables
-    component: bool = False  # whether it is a row of the paper's tables of components
+    component: bool = False  # whether it is a row of the paper's tables of components, as every traced one is
     paired_with: str = ""  # the method that the paper compares it with
     compared_with: tuple[str, ...] | None = None
     choice: Choice | None = None  # when it is the one to take

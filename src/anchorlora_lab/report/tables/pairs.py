@@ -176,7 +176,8 @@ FAMILY_COMPONENTS: dict[Family, tuple[str, str, str]] = {
 def component_table(runs: Sequence[Run], family: Family, others: Sequence[Run] = ()) -> Table | None:
     """Methods of a family that differ in single parts: shared ones over all orders, blocks on order1 if it was run."""
     title, printed_in, sentence = FAMILY_COMPONENTS[family]
-    methods = tuple(name for name, method in METHODS.items() if method.entry.component and method.plan.family == family)
+    of_family = {name: method.entry for name, method in METHODS.items() if method.plan.family == family}
+    methods = tuple(name for name, entry in of_family.items() if entry.traced or entry.component)
     components = [run for run in runs if run.method in methods]
     if len({run.method for run in components}) < 2:
         return None
