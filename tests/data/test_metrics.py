@@ -2,6 +2,7 @@
 
 import string
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchorlora.data import Answer, Example, TextFiles, TextSource
-from anchorlora.data.metrics import METRICS, CodeSimilarity, EditSimilarity, metric_named, normalize, sari, with_literals, words_of
+from anchorlora.data.metrics import METRICS, metric_named, normalize, sari, with_literals, words_of
 from anchorlora.errors import MissingExtra, UnknownName
 
 SOURCE = "about 95 species are currently accepted ."
@@ -91,9 +92,9 @@ def test_placeholders_of_literals_are_what_they_stand_for():
 
 
 @pytest.mark.usefixtures("extra_metrics")
-@pytest.mark.parametrize("metric", [EditSimilarity(), CodeSimilarity()])
-def test_edit_similarity_counts_insertions_and_deletions(metric):
-    assert metric.score(Answer("mall", None, gold=""), Example(0, "", "mill")) == pytest.approx(1 - 2 / 8)
+@pytest.mark.parametrize("name", ["edit_similarity", "code_similarity"])
+def test_edit_similarity_counts_insertions_and_deletions(name):
+    assert score(name, "mall", "mill") == pytest.approx(1 - 2 / 8)
 
 
 @pytest.mark.usefixtures("extra_metrics")
@@ -108,10 +109,10 @@ def test_every_metric_is_found_by_its_name_and_an_unknown_one_has_neighbors():
         metric_named("rouge")
 
 
-def test_a_metric_without_its_library_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(CodeSimilarity, "library", ("no_such_module", "no-such-package"))
+def test_a_metric_without_its_library_is_refused_before_anything_is_trained(tmp_path):
+    metric = replace(METRICS["code_similarity"], library=("no_such_module", "no-such-package"))
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 3)
-    files = TextFiles({"code": TextSource(str(tmp_path / "a.jsonl"), metrics=(CodeSimilarity(),))})
+    files = TextFiles({"code": TextSource(str(tmp_path / "a.jsonl"), metrics=(metric,))})
     with pytest.raises(MissingExtra, match=r"code_similarity is computed by no-such-package.*pip install 'anchorlora\[metrics\]'"):
         files.task("code")
 

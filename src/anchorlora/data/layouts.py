@@ -17,7 +17,7 @@ from typing import Any
 
 from anchorlora.data.forms.base import MARKS
 from anchorlora.data.manifest import LARGEST
-from anchorlora.data.metrics import ChoiceMatch, CodeSimilarity, ExactMatch, Metric, RougeL, Sari, VerbatimMatch
+from anchorlora.data.metrics import METRICS, ExactMatch, Metric
 from anchorlora.data.rows import iterate_samples
 from anchorlora.data.sample_files import rows_in
 from anchorlora.data.samples import Sample
@@ -32,14 +32,14 @@ TRACE_TOKENS, SAPT_TOKENS = 512, 50  # most tokens of an answer in the projects'
 INSTRUCTED = "Definition: {definition}\n\nNow complete the following example -\nInput: {input}\nOutput: "
 CLASSIFIED = "{definition}\n{input}\nOutput: "
 TRACE: Mapping[str, tuple[Metric, ...]] = {  # in the paper's order, each with its primary metric first
-    "C-STANCE": (VerbatimMatch(),),
-    "FOMC": (VerbatimMatch(),),
-    "MeetingBank": (RougeL(),),
-    "Py150": (CodeSimilarity(),),
-    "ScienceQA": (ChoiceMatch(), RougeL()),
-    "NumGLUE-cm": (VerbatimMatch(),),
-    "NumGLUE-ds": (VerbatimMatch(),),
-    "20Minuten": (Sari(), RougeL()),
+    "C-STANCE": (METRICS["verbatim_match"],),
+    "FOMC": (METRICS["verbatim_match"],),
+    "MeetingBank": (METRICS["rouge_l"],),
+    "Py150": (METRICS["code_similarity"],),
+    "ScienceQA": (METRICS["choice_match"], METRICS["rouge_l"]),
+    "NumGLUE-cm": (METRICS["verbatim_match"],),
+    "NumGLUE-ds": (METRICS["verbatim_match"],),
+    "20Minuten": (METRICS["sari"], METRICS["rouge_l"]),
 }
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
 PARTS = {**ALPACA, "history": "history", "system": "system", "tools": "tools"}  # column of the file -> of our form
@@ -101,7 +101,7 @@ def _trace(folder: Path) -> TextSource:
 
 def _sapt(folder: Path) -> TextSource:
     short = folder.parent.name == "Long_Sequence"
-    metrics: tuple[Metric, ...] = (ExactMatch(),) if short else (RougeL(), ExactMatch())
+    metrics: tuple[Metric, ...] = (ExactMatch(),) if short else (METRICS["rouge_l"], ExactMatch())
     reader = partial(_instances, form=CLASSIFIED if short else INSTRUCTED)
     return TextSource(*_splits(folder), metrics=metrics, max_new_tokens=SAPT_TOKENS, reader=reader)
 

@@ -11,10 +11,10 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from anchorlora.data.samples import Example
 from anchorlora.errors import MissingExtra, UnknownName, nearest_names
@@ -165,56 +165,36 @@ class TokenF1:
 
 
 @dataclass(frozen=True)
-class RougeL:
-    """ROUGE-L F1 with stemming, by Google's rouge-score."""
+class OfTexts:
+    """A metric that a function computes of an answer and its example, with a library where it needs one."""
 
-    name: str = "rouge_l"
-    library: ClassVar = ("rouge_score.rouge_scorer", "rouge-score")
-
-    def score(self, answer: Answer, example: Example) -> float:
-        """Return the F1 score of the longest common subsequence."""
-        scorer = _library(self)
-        return float(scorer.RougeScorer(["rougeL"], use_stemmer=True).score(example.label, answer.text)["rougeL"].fmeasure)
-
-
-@dataclass(frozen=True)
-class SentenceBleu:
-    """BLEU of single answers, smoothed, by sacrebleu; a mean of these is not corpus BLEU."""
-
-    name: str = "bleu"
-    library: ClassVar = ("sacrebleu", "sacrebleu")
+    name: str
+    compute: Callable[..., float]
+    library: tuple[str, str] | None = None  # module, and the package that has it
 
     def score(self, answer: Answer, example: Example) -> float:
-        """Return sentence BLEU as a fraction."""
-        bleu = _library(self).sentence_bleu(answer.text, [example.label])
-        return float(min(1.0, bleu.score / 100))
+        """Return what the function says."""
+        return float(self.compute(answer.text, example, *([] if self.library is None else [_library(self)])))
 
 
-@dataclass(frozen=True)
-class EditSimilarity:
-    """1 - edit distance / sum of both lengths, over characters, insertions and deletions alone counting; by rapidfuzz."""
-
-    name: str = "edit_similarity"
-    library: ClassVar = ("rapidfuzz.fuzz", "rapidfuzz")
-
-    def score(self, answer: Answer, example: Example) -> float:
-        """Return the similarity."""
-        return float(_library(self).ratio(self.prepared(answer.text), self.prepared(example.label))) / 100
-
-    def prepared(self, text: str) -> str:
-        """Return a text as it is compared."""
-        return text
+def rouge_l(answer: str, example: Example, scorer: Any) -> float:
+    """Return the F1 score of the longest common subsequence, with stemming, by Google's rouge-score."""
+    return scorer.RougeScorer(["rougeL"], use_stemmer=True).score(example.label, answer)["rougeL"].fmeasure
 
 
-@dataclass(frozen=True)
-class CodeSimilarity(EditSimilarity):
-    """`EditSimilarity` of code in which placeholders of literals are replaced by the literals, as TRACE scores Py150."""
+def sentence_bleu(answer: str, example: Example, sacrebleu: Any) -> float:
+    """Return BLEU of a single answer as a fraction, smoothed; a mean of these is not corpus BLEU."""
+    return min(1.0, sacrebleu.sentence_bleu(answer, [example.label]).score / 100)
 
-    name: str = "code_similarity"
 
-    def prepared(self, text: str) -> str:
-        """Return code with placeholders replaced by what they stand for."""
-        return with_literals(text)
+def edit_similarity(answer: str, example: Example, fuzz: Any) -> float:
+    """Return 1 - edit distance / sum of both lengths, over characters, insertions and deletions alone counting; by rapidfuzz."""
+    return fuzz.ratio(answer, example.label) / 100
+
+
+def code_similarity(answer: str, example: Example, fuzz: Any) -> float:
+    """Return the same of code in which placeholders of literals are replaced by the literals, as TRACE scores Py150."""
+    return fuzz.ratio(with_literals(answer), with_literals(example.label)) / 100
 
 
 def with_literals(code: str) -> str:
@@ -223,26 +203,14 @@ def with_literals(code: str) -> str:
     return re.sub(r"<(?:STR|NUM|CHAR)_LIT:(.*?)>", r"\1", bare, flags=re.DOTALL)
 
 
-@dataclass(frozen=True)
-class VerbatimMatch:
-    """1 if the answer is the right one, white space around it aside: 1.5 is neither 15 nor -1.5, as it is once normalized."""
-
-    name: str = "verbatim_match"
-
-    def score(self, answer: Answer, example: Example) -> float:
-        """Return 1.0 for the right text, else 0.0."""
-        return float(answer.text.strip() == example.label.strip())
+def verbatim_match(answer: str, example: Example) -> float:
+    """Return 1 for the right text, white space around it aside: 1.5 is neither 15 nor -1.5, as it is once normalized."""
+    return answer.strip() == example.label.strip()
 
 
-@dataclass(frozen=True)
-class ChoiceMatch:
-    """1 if answer and reference begin with the same letter, as TRACE scores ScienceQA, where a choice comes before its reasons."""
-
-    name: str = "choice_match"
-
-    def score(self, answer: Answer, example: Example) -> float:
-        """Return 1.0 for the same first letter, else 0.0."""
-        return float(bool(answer.text.strip()) and answer.text.strip()[:1] == example.label.strip()[:1])
+def choice_match(answer: str, example: Example) -> float:
+    """Return 1 for the same first letter, as TRACE scores ScienceQA, where a choice comes before its reasons."""
+    return bool(answer.strip()) and answer.strip()[:1] == example.label.strip()[:1]
 
 
 Words = Sequence[str]
@@ -286,35 +254,40 @@ def _f1(precision: float, recall: float) -> float:
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
-@dataclass(frozen=True)
-class Sari:
-    """SARI of single answers against one reference; the source is the prompt, as TRACE scores 20Minuten (see `sari`)."""
-
-    name: str = "sari"
-    library: ClassVar = ("sacrebleu.tokenizers.tokenizer_13a", "sacrebleu")
-
-    def score(self, answer: Answer, example: Example) -> float:
-        """Return SARI as a fraction."""
-        tokenized = _library(self).Tokenizer13a()
-        source, predicted, right = (tokenized(text.lower()).split() for text in (example.sentence, answer.text, example.label))
-        return sari(source, predicted, [right])
+def sari_of_prompt(answer: str, example: Example, tokenizer_13a: Any) -> float:
+    """Return SARI of a single answer against one reference; the source is the prompt, as TRACE scores 20Minuten (see `sari`)."""
+    tokenized = tokenizer_13a.Tokenizer13a()
+    source, predicted, right = (tokenized(text.lower()).split() for text in (example.sentence, answer, example.label))
+    return sari(source, predicted, [right])
 
 
-_ALL: Any = (ExactMatch, TokenF1, RougeL, SentenceBleu, EditSimilarity, CodeSimilarity, VerbatimMatch, ChoiceMatch, Sari)
-METRICS: Mapping[str, type[Metric]] = {kind.name: kind for kind in _ALL}
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        ExactMatch(),
+        TokenF1(),
+        OfTexts("rouge_l", rouge_l, ("rouge_score.rouge_scorer", "rouge-score")),
+        OfTexts("bleu", sentence_bleu, ("sacrebleu", "sacrebleu")),
+        OfTexts("edit_similarity", edit_similarity, ("rapidfuzz.fuzz", "rapidfuzz")),
+        OfTexts("code_similarity", code_similarity, ("rapidfuzz.fuzz", "rapidfuzz")),
+        OfTexts("verbatim_match", verbatim_match),
+        OfTexts("choice_match", choice_match),
+        OfTexts("sari", sari_of_prompt, ("sacrebleu.tokenizers.tokenizer_13a", "sacrebleu")),
+    )
+}
 
 
 def metric_named(name: str) -> Metric:
     """Return a metric by its name."""
     if name not in METRICS:
         raise UnknownName(f"no metric called {name!r:.60}; {nearest_names(name, METRICS)}")
-    return METRICS[name]()
+    return METRICS[name]
 
 
 def refuse_uninstalled(metrics: Sequence[Metric]) -> None:
     """Refuse metrics whose library is not installed, before anything is trained."""
     for metric in metrics:
-        if hasattr(metric, "library"):
+        if getattr(metric, "library", None):
             _library(metric)
 
 

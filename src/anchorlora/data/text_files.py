@@ -11,7 +11,7 @@ from typing import Any
 from anchorlora.data.forms.base import number_of
 from anchorlora.data.holdout import RowHashes
 from anchorlora.data.manifest import FileFacts
-from anchorlora.data.metrics import ExactMatch, Metric, TokenF1, VerbatimMatch, normalize, refuse_uninstalled
+from anchorlora.data.metrics import METRICS, ExactMatch, Metric, TokenF1, normalize, refuse_uninstalled
 from anchorlora.data.prompts import Encoder
 from anchorlora.data.rendering import Turn
 from anchorlora.data.sample_files import facts_of_data, lines_in, samples_in
@@ -86,7 +86,7 @@ class TextFiles:
         metrics = source.metrics
         if metrics is None:
             metrics = (ExactMatch(),) if answers.labels else (TokenF1(), ExactMatch())
-            metrics = () if answers.plain else (VerbatimMatch(),) if answers.verbatim else metrics
+            metrics = () if answers.plain else (METRICS["verbatim_match"],) if answers.verbatim else metrics
         refuse_uninstalled(metrics)
         return TextTask(name, answers.labels if encoder is None else answers.read(encoder), metrics, source.max_new_tokens)
 
