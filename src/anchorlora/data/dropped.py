@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from anchorlora.data.templates import ANSWERED, Messages
+from anchorlora.data.templates import ANSWERED, Messages, attempt
 from anchorlora.data.thoughts import THOUGHTS
 from anchorlora.errors import InvalidValue
 
@@ -32,32 +31,25 @@ def refuse_dropped(
 
     def same(*changed: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = tools) -> bool:
         """Return whether the template writes other messages as it writes these."""
-        try:
-            if write(changed, tools=tools) != whole:
-                return False
-            return asked is None or write(changed[:-1], tools=tools, asking=True) == asked
-        except InvalidValue:
+        if attempt(write, changed, tools=tools) != whole:
             return False
+        return asked is None or attempt(write, changed[:-1], tools=tools, asking=True) == asked
 
     before = max(learned, default=0)
 
     @cache
     def as_before() -> bool:
         """Return whether the messages before the last earlier answer are written as they were there, where they were checked."""
-        for asking in (True, False):
-            with suppress(InvalidValue):
-                if whole.startswith(write(messages[:before], tools=tools, asking=asking)):
-                    return True
-        return False
+        beginnings = (attempt(write, messages[:before], tools=tools, asking=asking) for asking in (True, False))
+        return any(beginning is not None and whole.startswith(beginning) for beginning in beginnings)
 
     def unread(number: int, words: str, gone: Sequence[re.Match[str]]) -> list[str]:
         """Words of a message in whose place the template writes no others, either; it reads the rest, as a flag."""
         marks, changed = [f"{ANSWERED}{i}mark" for i in range(len(gone))], words
         for match, mark in zip(reversed(gone), reversed(marks), strict=True):
             changed = f"{changed[: match.start()]}{mark}{changed[match.end() :]}"
-        other = ""
-        with suppress(InvalidValue):
-            other = write([*messages[: number - 1], {**messages[number - 1], "content": changed}, *messages[number:]], tools=tools)
+        chat = [*messages[: number - 1], {**messages[number - 1], "content": changed}, *messages[number:]]
+        other = attempt(write, chat, tools=tools) or ""
         return [match[0] for match, mark in zip(gone, marks, strict=True) if mark not in other]
 
     position = 0

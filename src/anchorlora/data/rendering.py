@@ -22,7 +22,7 @@ from anchorlora.data import thoughts
 from anchorlora.data.dropped import Write, refuse_dropped
 from anchorlora.data.prompts import Encoder
 from anchorlora.data.samples import Example, Sample
-from anchorlora.data.templates import ANSWERED, ASKED, Messages, render
+from anchorlora.data.templates import ANSWERED, ASKED, Messages, attempt, render
 from anchorlora.data.thoughts import decode_answer, without_lead
 from anchorlora.data.tokenized import Tokenized, first_after
 from anchorlora.errors import InvalidValue
@@ -119,18 +119,15 @@ def _opening(write: Write, whole: str, reply: Mapping[str, Any]) -> str:
         header = write(asked, asking=True).removeprefix(write(asked))
         if header and header in whole:
             return whole[: whole.index(header) + len(header)]
-    with suppress(InvalidValue):
-        return write([{**reply, "content": ANSWERED}]).partition(ANSWERED)[0]
-    return ""
+    return (attempt(write, [{**reply, "content": ANSWERED}]) or "").partition(ANSWERED)[0]
 
 
 def _start(write: Write, text: str, boundary: int, content: str, messages: Messages) -> int:
     """Where the answer's own words begin in a text: before what the template writes after any words, and as long as they are."""
     if messages[-1].get("tool_calls"):
         return _call_start(write, text, boundary, content, messages)
-    try:
-        marked = write([*messages[:-1], {**messages[-1], "content": ANSWERED}])
-    except InvalidValue:
+    marked = attempt(write, [*messages[:-1], {**messages[-1], "content": ANSWERED}])
+    if marked is None:
         return max(text.rfind(content, boundary), boundary)
     before, _, tail = marked.rpartition(ANSWERED)
     end = len(text.removesuffix(tail))
@@ -143,11 +140,8 @@ def _start(write: Write, text: str, boundary: int, content: str, messages: Messa
 
 def _end(write: Write, text: str, messages: Messages) -> int:
     """Where the answer's words end in a text: before what the template writes after any words."""
-    try:
-        tail = write([*messages[:-1], {**messages[-1], "content": ANSWERED}]).rpartition(ANSWERED)[2]
-    except InvalidValue:
-        tail = ""
-    return len(text.removesuffix(tail))
+    marked = attempt(write, [*messages[:-1], {**messages[-1], "content": ANSWERED}]) or ""
+    return len(text.removesuffix(marked.rpartition(ANSWERED)[2]))
 
 
 def _goes_on(where: str, text: str, places: tuple[int, int, int], content: str, given: int) -> int:
@@ -210,11 +204,7 @@ def _head(write: Write, text: str, messages: Messages) -> int:
     if first is None:
         return 0
     other = [*messages[:first], {**messages[first], "content": ASKED}, *messages[first + 1 :]]
-    try:
-        head = write(other, asking=True).partition(ASKED)[0]
-    except InvalidValue:
-        return 0
-    return _alike(head, text)
+    return _alike((attempt(write, other, asking=True) or "").partition(ASKED)[0], text)
 
 
 def _alike(one: str, other: str) -> int:

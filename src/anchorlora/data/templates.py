@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from queue import SimpleQueue
@@ -59,6 +60,13 @@ def render(location: str, messages: Messages, tokenizer: Any, *, asking: bool = 
             f"{location}: the tokenizer's chat template adds characters that are not Unicode text; fetch the tokenizer again"
         )
     return str(text)
+
+
+def attempt(write: Callable[..., str], messages: Messages, **how: Any) -> str | None:
+    """Return what a template writes of messages, as `write` asks it; None where it refuses them."""
+    with suppress(InvalidValue):
+        return write(messages, **how)
+    return None
 
 
 @lru_cache(maxsize=4)

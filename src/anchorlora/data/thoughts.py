@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from anchorlora.data.templates import ANSWERED, ASKED, Messages, render
+from anchorlora.data.templates import ANSWERED, ASKED, Messages, attempt, render
 from anchorlora.errors import InvalidValue
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a message
@@ -197,6 +197,4 @@ def _written(tokenizer: Any, answer: str | None = None, key: str | None = None) 
     """Text that a template writes of a question and an answer with a thought in one of its keys; "" where it refuses them."""
     reply = {"role": "assistant", "content": answer} | ({key: THINKS} if key else {})
     messages: Messages = [{"role": "user", "content": ASKED}, *([reply] if answer is not None else [])]
-    with suppress(InvalidValue):
-        return render("", messages, tokenizer, asking=answer is None)
-    return ""
+    return attempt(partial(render, "", tokenizer=tokenizer, asking=answer is None), messages) or ""
