@@ -6,7 +6,7 @@ import pytest
 
 import layouts
 from anchorlora.config import TaskSettings
-from anchorlora.data import Benchmark, TextFiles
+from anchorlora.data import Benchmark, TextFiles, examples_of
 from anchorlora.data.layouts import TRACE, sources_in
 from anchorlora.data.sources import source_of
 from anchorlora.errors import InvalidValue
@@ -101,7 +101,7 @@ def test_columns_of_alpaca_may_have_any_names(tmp_path):
         ("assistant", "four"),
     ]
     assert said == asked
-    assert [answer for _, answer in sample.turns()] == ["two", "four"], "earlier responses are learned, too"
+    assert [example.label for example in examples_of([sample])] == ["two", "four"], "earlier responses are learned, too"
 
 
 def test_a_column_that_is_not_named_is_not_read(tmp_path):

@@ -9,7 +9,7 @@ from datasets import ClassLabel, Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anchorlora.data import read_samples
+from anchorlora.data import examples_of, read_samples
 from anchorlora.data.forms import known_forms
 from anchorlora.errors import InvalidValue
 
@@ -55,7 +55,7 @@ def test_a_class_of_a_dataset_is_read_by_its_name(tmp_path):
     dataset.save_to_disk(str(tmp_path / "saved"))
     for data in (tmp_path / "a.parquet", tmp_path / "saved", dataset):
         samples = read_samples(data, column="question=text,answer=label", limit=2)
-        assert [sample.turns()[0][1] for sample in samples] == ["yes", "no"]
+        assert [example.label for example in examples_of(samples)] == ["yes", "no"]
         with pytest.raises(InvalidValue, match="answer must be text"):
             read_samples(data, column="question=text,answer=label")
 
@@ -96,7 +96,7 @@ def test_a_csv_is_read_by_the_separator_of_its_first_line(tmp_path_factory, kind
     (name, mark), folder = kind, tmp_path_factory.mktemp("csv")
     with (folder / name).open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, delimiter=mark).writerows([("prompt", "completion"), *rows])
-    assert [sample.turns() for sample in read_samples(folder / name)] == [[row] for row in rows]
+    assert [(example.sentence, example.label) for example in examples_of(read_samples(folder / name))] == rows
 
 
 @settings(deadline=None, max_examples=40)

@@ -31,8 +31,8 @@ def test_the_answers_shown_are_the_first_held_out_ones_and_of_what_is_kept_the_f
     assert len(skill.shown) == OF_SKILL
     assert (skill.examples, kept.examples) == (found["skill"]["n"], found["kept"][0]["n"])
     for answer, sample, was, now in zip(skill.shown, held, before["news"], learned, strict=False):
-        ((prompt, right),) = sample.turns()
-        assert (answer.prompt, answer.right) == (prompt, right.strip())
+        (example,) = examples_of([sample])
+        assert (answer.prompt, answer.right) == (example.sentence, example.label.strip())
         assert (answer.before, answer.after) == (was["text"], now["text"])
         assert answer.scores == (was["metrics"]["exact_match"], now["metrics"]["exact_match"])
     assert skill.changed == sum(
@@ -43,7 +43,7 @@ def test_the_answers_shown_are_the_first_held_out_ones_and_of_what_is_kept_the_f
     other = [i for i, (was, now) in enumerate(pairs) if was.strip() != now.strip()]
     assert len(other) == kept.changed
     place = other[0] if other else 0
-    assert (one.before, one.after, one.prompt) == (*pairs[place], asked[place].turns()[0][0])
+    assert (one.before, one.after, one.prompt) == (*pairs[place], next(examples_of([asked[place]])).sentence)
 
 
 def test_a_message_that_begins_a_chat_has_a_prompt_in_words():

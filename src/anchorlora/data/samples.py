@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 Message = Mapping[str, Any]  # of a chat: role, content, and what else its template writes
@@ -22,14 +23,6 @@ class Sample:
     continued: int = 0  # characters at the beginning of the first answer that are given
     muted: frozenset[int] = frozenset()  # places of messages that are read and not learned
     weight: int = 1  # 0: nothing of the row is learned
-
-    def turns(self) -> list[tuple[str | tuple[Message, ...], str]]:
-        """Return what a model can learn of the sample: pairs of a prompt and its answer. Of a chat, every message of the assistant
-        is an answer to all messages before it, as it will be when the model is used.
-        """
-        if isinstance(self.content, str):
-            return [(self.content[: self.given], self.content[self.given :])] if self.weight else []
-        return [(self.content[:i], self.content[i]["content"]) for i in self.learned]
 
     @property
     def learned(self) -> tuple[int, ...]:
@@ -87,23 +80,22 @@ def is_unicode(text: str) -> bool:
 
 
 def examples_of(samples: Iterable[Sample]) -> Iterator[Example]:
-    """Yield the examples of rows, the turns of a chat one after the other."""
-    index = 0
-    for sample in samples:
-        for example in _examples(sample):
-            yield replace(example, index=index)
-            index += 1
+    """Yield the examples of rows. Of a chat, every message of the assistant is an answer to all messages before it, as it will be
+    when the model is used.
+    """
+    for index, example in enumerate(chain.from_iterable(map(_examples, samples))):
+        yield replace(example, index=index)
 
 
 def _examples(sample: Sample) -> Iterator[Example]:
-    content, location = sample.content, sample.place
+    content, location, given = sample.content, sample.place, sample.given
+    if not sample.weight:
+        return
     if sample.ids is not None:
-        if sample.weight:
-            yield Example(0, "", content if isinstance(content, str) else content[-1]["content"], place=location, ids=sample.ids)
+        yield Example(0, "", content if isinstance(content, str) else content[-1]["content"], place=location, ids=sample.ids)
         return
     if isinstance(content, str):
-        for prompt, answer in sample.turns():
-            yield Example(0, str(prompt), answer, place=location)
+        yield Example(0, content[:given], content[given:], place=location)
         return
     plain = "" if sample.plain is None or isinstance(sample.plain.content, tuple) else sample.plain.content[: sample.plain.given]
     learned = sample.learned
@@ -117,5 +109,5 @@ def _examples(sample: Sample) -> Iterator[Example]:
             reply=content[i],
             tools=sample.tools,
             learned=tuple(earlier for earlier in learned if earlier < i),
-            continued=sample.continued if i == sample.given else 0,
+            continued=sample.continued if i == given else 0,
         )
