@@ -154,7 +154,7 @@ def _form_of_examples(artifact: Artifact, sample: Sample | None) -> Form | None:
     if artifact.run is None or artifact.config is None or artifact.task is None:
         return None
     if sample is not None:
-        return "plain" if isinstance(sample.content, str) else "chat" if sample.plain is None else "instruction"
+        return "plain" if isinstance(sample.content, str) else "instruction" if sample.plain else "chat"
     try:
         example = next(iter(source_of(artifact.config.recipe.tasks).examples(artifact.task, "test")))
     except (OSError, InvalidValue):  # the run's data is elsewhere now

@@ -68,7 +68,7 @@ def row_of(sample: Sample) -> dict[str, Any]:
     if isinstance(content, str):
         texts = {"prompt": content[: sample.given], "completion": content[sample.given :]} if sample.given else {"text": content}
         return {**texts, **_ids(sample), **marks}
-    if sample.plain is not None:
+    if sample.plain:
         return {"instruction": content[0]["content"], "output": content[1]["content"], **marks}
     messages = [{**message, "train": False} if i in sample.muted else dict(message) for i, message in enumerate(content)]
     tools = {"tools": [dict(tool) for tool in sample.tools]} if sample.tools else {}

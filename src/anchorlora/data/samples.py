@@ -17,7 +17,7 @@ class Sample:
     place: str  # where it comes from, such as "old.jsonl, line 7"
     content: str | tuple[Message, ...]  # A text, or the messages of a chat
     given: int = 0  # characters or messages at the beginning that are the prompt, of which nothing is learned
-    plain: Sample | None = None  # the same as plain text, for a tokenizer without a chat template; None where there is no such form
+    plain: str = ""  # the prompt as plain text, for a tokenizer without a chat template; "" where there is no such form
     tools: tuple[Message, ...] = ()  # the functions that a chat may call, as the template takes them
     ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # tokens of prompt and answer, where the text was written as tokens
     continued: int = 0  # characters at the beginning of the first answer that are given
@@ -88,7 +88,7 @@ def examples_of(samples: Iterable[Sample]) -> Iterator[Example]:
 
 
 def _examples(sample: Sample) -> Iterator[Example]:
-    content, location, given = sample.content, sample.place, sample.given
+    content, location, given, learned = sample.content, sample.place, sample.given, sample.learned
     if not sample.weight:
         return
     if sample.ids is not None:
@@ -97,12 +97,10 @@ def _examples(sample: Sample) -> Iterator[Example]:
     if isinstance(content, str):
         yield Example(0, content[:given], content[given:], place=location)
         return
-    plain = "" if sample.plain is None or isinstance(sample.plain.content, tuple) else sample.plain.content[: sample.plain.given]
-    learned = sample.learned
     for i in learned:
         yield Example(
             0,
-            plain,
+            sample.plain,
             content[i]["content"],
             content[:i],
             location,

@@ -47,7 +47,7 @@ def _read_instruction(row: Row, *, asks: str, says: str) -> Sample:
     if before or row.has("tools"):
         return row.chat((*before, *turn))
     question = (WITH_INPUT if further else WITHOUT_INPUT).format(instruction=prompt, input=further)
-    return Sample(row.place, turn, given=1, plain=Sample(row.place, question + answer, given=len(question)))
+    return Sample(row.place, turn, given=1, plain=question)
 
 
 def _message(role: str, content: str) -> Message:
