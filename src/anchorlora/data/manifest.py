@@ -77,7 +77,6 @@ def decide_kind(declared: str, by_bytes: str) -> str:
 class Manifest:
     """Contents of the MANIFEST.json of a folder; empty if there is none."""
 
-    path: Path
     files: Mapping[str, Mapping[str, Any]]  # relative path -> {"sha256", "instances", "kind"}
 
     @classmethod
@@ -85,7 +84,7 @@ class Manifest:
         """Read the manifest of a folder."""
         path = root / MANIFEST_FILE
         if not path.is_file():
-            return cls(path, {})
+            return cls({})
         try:
             content, reason = load(path), ""
         except Unreadable as error:
@@ -96,14 +95,14 @@ class Manifest:
         for name, entry in entries.items():
             if not (name + entry["sha256"] + entry["kind"]).isprintable():
                 raise InvalidValue(f"{path} holds line breaks or controls in what it says of {name!r:.80}; take them out")
-        return cls(path, entries)
+        return cls(entries)
 
     def judge(self, relative: str, facts: FileFacts) -> FileFacts:
         """Return the facts of a file with its kind."""
         declared, kind = self.files.get(relative), kind_of(relative, facts)
         if declared is not None:
             if declared["sha256"] != facts.sha256:
-                hashes = f"{self.path.name} expects SHA-256 {declared['sha256']}, found {facts.sha256}"
+                hashes = f"{MANIFEST_FILE} expects SHA-256 {declared['sha256']}, found {facts.sha256}"
                 raise InvalidValue(f"{facts.path} is altered: {hashes}; fetch it again")
             return replace(facts, kind=decide_kind(declared["kind"], kind))
         if kind == ALTERED:
