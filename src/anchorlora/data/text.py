@@ -108,9 +108,7 @@ def count_rows(
     takes every example that can be learned, with the number of its row and its tokens.
     """
     rows, most = RowHashes(name), encoder.max_tokens
-    counts: dict[str, Any] = dict.fromkeys(
-        ("read", "repeated", "together", "cut", "skipped", "long", "longest", "unknown", "empty"), 0
-    )
+    counts = dict.fromkeys(("cut", "skipped", "long", "longest", "unknown", "empty"), 0)
     characters: dict[str, None] = {}
     split: Counter[str] = Counter()
     unfit: dict[int, str] = {}
@@ -138,7 +136,7 @@ def count_rows(
             for example, turn in turns:
                 keep(number, example, turn)
     of_rows = {"read": len(rows.hashes), "repeated": rows.repeated, "together": rows.together}
-    return counts | of_rows | {"characters": "".join([*characters][:SHOWN]), "split": dict(sorted(split.items()))}, unfit
+    return of_rows | counts | {"characters": "".join([*characters][:SHOWN]), "split": dict(sorted(split.items()))}, unfit
 
 
 def counting(items: Iterable[Row], tell: Callable[[int, int], None], total: int) -> Iterator[Row]:
