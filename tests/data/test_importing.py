@@ -96,6 +96,10 @@ def test_a_failing_import_leaves_nothing_behind(source, tmp_path):
     (source / "TC/toys/test.json").write_text("[")
     with pytest.raises(ValueError, match="toys/test.json: not complete JSON"):
         import_benchmark(str(source), tmp_path / "to")
+    (source / "TC/toys/test.json").write_text("[]")
+    (source / "TC/toys/labels.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"source/TC/toys/labels.json is not a list of label names: 1 is no text"):
+        import_benchmark(str(source), tmp_path / "to")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["source"]
 
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -58,9 +59,7 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
         (made / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
         benchmark = Benchmark(made)
         for name in benchmark.names:
-            for split in ("train", "test"):
-                if (benchmark.root / benchmark.task(name).group / name / f"{split}.json").is_file():
-                    _readable(benchmark, name, split, shown=without_secrets(source))
+            _readable(benchmark, name, shown=without_secrets(source))
         try:
             made.rename(to)
         except OSError:
@@ -168,9 +167,11 @@ def _instances(path: Path) -> int | None:
     return len(content) if isinstance(content, list) else None
 
 
-def _readable(benchmark: Benchmark, name: str, split: str, *, shown: str) -> None:
+def _readable(benchmark: Benchmark, name: str, *, shown: str) -> None:
     try:
-        for _ in benchmark.examples(name, split):
-            pass
+        group = benchmark.root / benchmark.task(name).group
+        for split in ("train", "test"):
+            if (group / name / f"{split}.json").is_file():
+                deque(benchmark.examples(name, split), maxlen=0)
     except ValueError as error:
         raise InvalidValue(str(error).replace(str(benchmark.root), shown)) from None
