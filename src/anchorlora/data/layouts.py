@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def _refused(where: str, reason: str, file: str) -> Iterator[Sample]:
 
 def _convert(source: str, *, row: Callable[[str, Any], Any], limit: int | None) -> Iterator[Sample]:
     rows = ((where, row(where, content)) for where, content in rows_in(source))
-    return iterate_samples(rows, source=source, limit=limit)
+    return iterate_samples(islice(rows, limit), source=source)
 
 
 def _alpaca(known: Mapping[str, str | None], where: str, row: Any) -> Any:

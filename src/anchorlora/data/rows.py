@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import replace
 from datetime import date, time, timedelta
-from itertools import islice
 from numbers import Number
 from typing import Any
 
@@ -31,19 +30,18 @@ FACTS = frozenset(
 WEIGHT = re.compile(r"(^|_)(weight|reward|advantage)s?($|_)")  # numbers that say how much of a row is to be learned
 
 
-def samples_of(
-    rows: Iterable[tuple[str, Any]], *, source: str, column: str | None = None, limit: int | None = None, mixed: bool = False
-) -> list[Sample]:
+Rows = Iterable[tuple[str, Any]]  # each with its place
+
+
+def samples_of(rows: Rows, *, source: str, column: str | None = None, mixed: bool = False) -> list[Sample]:
     """Return rows as samples, all of them checked."""
-    return list(iterate_samples(rows, source=source, column=column, limit=limit, mixed=mixed))
+    return list(iterate_samples(rows, source=source, column=column, mixed=mixed))
 
 
-def iterate_samples(
-    rows: Iterable[tuple[str, Any]], *, source: str, column: str | None = None, limit: int | None = None, mixed: bool = False
-) -> Iterator[Sample]:
+def iterate_samples(rows: Rows, *, source: str, column: str | None = None, mixed: bool = False) -> Iterator[Sample]:
     """Yield rows as samples, one by one; of `mixed` rows each has a form of its own."""
     form, names, location = None, _names(column), None
-    for location, columns in islice(rows, limit):
+    for location, columns in rows:
         if not isinstance(columns, Mapping):
             lines = "; a file whose one line is a list of rows is called .json" if isinstance(columns, list) else ""
             raise InvalidValue(f"{location}: a row is an object with named columns, not {kind_of(columns)}{lines}")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,17 @@ def read_samples(
     """Return the samples of a file or folder, or of rows in memory."""
     if isinstance(data, Mapping):
         raise InvalidValue(f"data has several parts ({', '.join(map(str, data))}); give the rows of one of them")
-    if not isinstance(data, (str, Path)):
-        rows = map(_as_written, data, repeat(data.features)) if hasattr(data, "features") else data  # of `datasets`, or rows alone
-        return samples_of(_number_rows("data", rows), source="data", column=column, limit=limit)
-    return list(samples_in(str(data), column=column, limit=limit))
+    if isinstance(data, (str, Path)):
+        source, rows = str(data), rows_in(str(data))
+    else:  # of `datasets`, or rows alone
+        alone = map(_as_written, data, repeat(data.features)) if hasattr(data, "features") else data
+        source, rows = "data", _number_rows("data", alone)
+    return samples_of(islice(rows, limit), source=source, column=column)
 
 
-def samples_in(source: str, *, column: str | None = None, limit: int | None = None, mixed: bool = False) -> Iterator[Sample]:
+def samples_in(source: str, *, column: str | None = None, mixed: bool = False) -> Iterator[Sample]:
     """Yield the samples of a file, a folder or a data set of the hub, one by one; of `mixed` rows each has a form of its own."""
-    yield from iterate_samples(rows_in(source), source=source, column=column, limit=limit, mixed=mixed)
+    yield from iterate_samples(rows_in(source), source=source, column=column, mixed=mixed)
 
 
 def facts_of_data(source: str) -> FileFacts:
