@@ -66,24 +66,21 @@ def sources_in(data_path: Path) -> Sources | None:
         path.parent for path in sorted(data_path.glob("*/*/train.json"))
     ]
     kinds = {_begins_with(folder / "train.json") for folder in folders}
-    if kinds == {"{"}:
-        return _named(data_path, {folder.name: _sapt(folder) for folder in folders}, folders)
     if kinds == {"["} and not any(folder.parent != data_path or (folder / "labels.json").exists() for folder in folders):
-        return _named(data_path, {folder.name: _trace(folder) for folder in sorted(folders, key=_of_paper)}, folders)
-    return None
+        return {folder.name: _trace(folder) for folder in sorted(folders, key=_of_paper)}
+    if kinds != {"{"}:
+        return None
+    sources = {folder.name: _sapt(folder) for folder in folders}
+    if len(sources) < len(folders):
+        twice = next(folder.name for i, folder in enumerate(folders) if folder.name in {f.name for f in folders[:i]})
+        raise InvalidValue(f"{data_path} has two tasks called {twice}; give one of its folders")
+    return sources
 
 
 def _begins_with(path: Path) -> str:
     """The first letter of a JSON file: an object or a list."""
     with path.open("rb") as file:
         return file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1].decode(errors="replace")
-
-
-def _named(root: Path, sources: Sources, folders: list[Path]) -> Sources:
-    if len(sources) < len(folders):
-        twice = next(folder.name for i, folder in enumerate(folders) if folder.name in {f.name for f in folders[:i]})
-        raise InvalidValue(f"{root} has two tasks called {twice}; give one of its folders")
-    return sources
 
 
 def _of_paper(folder: Path) -> tuple[int, str]:
