@@ -49,9 +49,8 @@ class TextTaskSettings(Settings):
     def source(self, folder: Path) -> TextSource:
         """Return the same as a source."""
         metrics = None if self.metrics is None else tuple(metric_named(name) for name in self.metrics)
-        train, test = (_from(folder, file) for file in (self.train, self.test))
-        assert train is not None
-        return TextSource(train, test, self.columns, metrics, self.max_new_tokens)
+        test = None if self.test is None else _from(folder, self.test)
+        return TextSource(_from(folder, self.train), test, self.columns, metrics, self.max_new_tokens)
 
 
 class TextTaskList(Settings):
@@ -60,9 +59,9 @@ class TextTaskList(Settings):
     tasks: Annotated[dict[TaskName, TextTaskSettings], Field(min_length=1)]  # name of a task -> its files
 
 
-def _from(folder: Path, file: str | None) -> str | None:
+def _from(folder: Path, file: str) -> str:
     """A place as its list means it: from the list's own folder, unless it is of the hub."""
-    if file is None or Path(file).expanduser().is_absolute() or not (folder / file).exists():
+    if Path(file).expanduser().is_absolute() or not (folder / file).exists():
         return file
     return str(folder / file)
 
