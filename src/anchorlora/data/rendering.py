@@ -76,7 +76,7 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
         boundary = _goes_on(where, text, (boundary, start, _end(write, text, messages)), content, example.continued)
         start = max(start, boundary)
     read = Tokenized.of(location, text, boundary, tokenizer, special=False)
-    first = read.first
+    first = first_after(read.offsets, boundary)
     while first < len(read.ids) and read.offsets[first][0] < boundary and read.ids[first] in tokenizer.get_added_vocab().values():
         first += 1  # a token of the template that takes the blanks after it
     read, first, split = read.served(first, apart=not example.continued)
@@ -105,7 +105,7 @@ def text_turn(example: Example, encoder: Encoder) -> Turn:
         ids = ids if ids and ids[-1] == end else [*ids, end]
         kept = 1 if len(ids) > 1 else 0
         return Turn("", tuple(ids[:kept]), tuple(ids[kept:]), 0, "", answer)
-    read, first, split = read.served(read.first)
+    read, first, split = read.served(first_after(read.offsets, len(prompt)))
     written = _end_at_stop(example.place, read.ids[first:], encoder)
     head = len(encoder.beginning) if begun else next((i for i, (a, b) in enumerate(read.offsets) if a != b), 0)
     label = decode_answer(tokenizer, written[:-1] if written[-1] in encoder.stops else written).strip()

@@ -62,11 +62,6 @@ class Tokenized:
         offsets = within + [(boundary, len(text))] * (len(ids) - len(before))
         return cls(location, text, boundary, tokenizer, special, ids, offsets, [])
 
-    @property
-    def first(self) -> int:
-        """Index of the first token after the prompt."""
-        return first_after(self.offsets, self.boundary)
-
     def served(self, first: int, *, apart: bool = False) -> tuple[Tokenized, int, str]:
         """Return the text with the prompt's own tokens first, as a server reads it; where the answer's tokens begin; and a key of
         `SPLIT` if the answer begins within a token of the prompt, unless it may be read `apart`.
