@@ -13,7 +13,7 @@ import small
 from anchorlora import METHODS, embedded, run_sequence
 from anchorlora.adapters import write_adapter
 from anchorlora.cli.app import main
-from anchorlora.data.forms.pairs import WITHOUT_INPUT
+from anchorlora.data.forms.known import WITHOUT_INPUT
 from anchorlora.geometry import Factors
 from anchorlora.models import session
 from golden import one_line

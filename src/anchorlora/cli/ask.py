@@ -184,7 +184,7 @@ def _system_note(sample: Sample | None) -> str | None:
 def _prompt_ids(text: str, system: str | None, form: Form, tokenizer: Any) -> list[int]:
     """The tokens that a server would give the model."""
     from anchorlora.data import Encoder, Sample, chat_ids
-    from anchorlora.data.forms.pairs import WITHOUT_INPUT
+    from anchorlora.data.forms.known import WITHOUT_INPUT
 
     if form == "chat":
         before = () if system is None else ({"role": "system", "content": system},)

@@ -1,6 +1,6 @@
 """The forms of rows that `train`, `run`, `cores` and `eval` read.
 
-A new form is a file of this package with its `FORMS`, and a test. From outside: `FORMS.append(Form(..))`.
+A new form is a row of `known.py`, or a file of this package with its `FORMS`, and a test. From outside: `FORMS.append(Form(..))`.
 """
 
 from __future__ import annotations

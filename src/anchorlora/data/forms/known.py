@@ -1,12 +1,21 @@
-"""A prompt with its answer: as they stand (prompt, completion), or as an instruction that a chat template renders."""
+"""The forms of rows that people keep: chats, prompts with their answers, and plain text; and those that are refused.
+
+Chats are lists of messages in the words of OpenAI (role, content) or of ShareGPT (from, value). A prompt with its answer stands as
+it is (prompt, completion), or is an instruction that a chat template renders. Texts that a model wrote are the tokens that it drew.
+Rows that say how good an answer is would be learned as if each were good; their refusal names the trainers that learn them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from anchorlora.data.forms.base import Form, Row
+from anchorlora.data.forms.base import Form, Row, kind_of
 from anchorlora.data.samples import Message, Sample
 
+LEARNED = "every assistant message, with its thought (`reasoning_content`) and its `tool_calls`, as the chat template writes them"
 # Stanford Alpaca's prompts, with and without an input
 WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
@@ -17,6 +26,24 @@ WITHOUT_INPUT = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
     "### Instruction:\n{instruction}\n\n### Response:\n"
 )
+ALPACA = "the output; formatted as a chat if the tokenizer has a template, otherwise as Alpaca's prompt"
+TOKENS = ("prompt_ids", "completion_ids")
+PAIRS = (
+    "are a preference pair, for TRL's DPOTrainer with ProtectionCallback; to learn the chosen answers alone, name them, with "
+    "--columns prompt=prompt,completion=chosen or --columns messages=chosen"
+)
+KTO = (
+    "is true or false, as in rows for KTO, and every answer would be learned as good; keep the good rows, without this column, "
+    "or train with TRL's KTOTrainer and ProtectionCallback"
+)
+
+
+def _conversations(row: Row) -> Sample:
+    turns = row.messages("conversations")
+    if row.has("system") and turns[0]["role"] == "system":
+        raise row.refusal("system and the first message are both the system's; keep one of them")
+    system = ({"role": "system", "content": row.text("system")},) if row.has("system") else ()
+    return row.chat((*system, *turns))
 
 
 def _as_it_stands(row: Row, *, asks: str, says: str) -> Sample:
@@ -64,8 +91,28 @@ def _instruction(asks: str, says: str, *, about: str = "", optional: tuple[str, 
     return Form(f"{asks}-{says}", (asks, says), about, partial(_read_instruction, asks=asks, says=says), optional=optional)
 
 
-ALPACA = "the output; formatted as a chat if the tokenizer has a template, otherwise as Alpaca's prompt"
+def _tokens(row: Row) -> Sample:
+    """Text token for token; the other columns are for readers."""
+    ids = []
+    for name in TOKENS:
+        value = row.columns.get(name)
+        if not isinstance(value, list) or not all(type(i) is int and i >= 0 for i in value):
+            raise row.refusal(f"{name} must be a list of token ids, not {kind_of(value)}")
+        ids.append(tuple(value))
+    written = row.chat(row.messages("messages")) if row.columns.get("messages") is not None else row.plain(row.value("text", str))
+    return replace(written, ids=(ids[0], ids[1]))
+
+
+def _kto(column: str) -> Form:
+    def holds(columns: Mapping[str, Any]) -> bool:
+        return str(columns[column]).strip().lower() in ("true", "false")
+
+    return Form("kto", (column,), "refused: KTO judges whole answers", refuses=KTO, holds=holds, even_named=True)
+
+
 FORMS = (
+    Form("messages", ("messages",), LEARNED, lambda row: row.chat(row.messages("messages")), optional=("tools",)),
+    Form("sharegpt", ("conversations",), "the same of ShareGPT's turns", _conversations, optional=("system", "tools")),
     _pair("prompt", "completion"),
     _pair("prompt", "answer"),
     _instruction("instruction", "output", about=ALPACA, optional=("input", "system", "history", "tools")),
@@ -73,4 +120,9 @@ FORMS = (
     _instruction("question", "answer"),
     _instruction("question", "response"),
     _instruction("prompt", "response"),
+    Form("text", ("text",), "every token except the first", lambda row: row.plain(row.value("text", str))),
+    Form("tokens", TOKENS, "these tokens; `train --keep self` writes such rows", _tokens, optional=("messages", "text")),
+    Form("preferences", ("chosen", "rejected"), "refused: DPO learns from pairs", refuses=PAIRS),
+    _kto("label"),
+    _kto("kto_tag"),
 )
