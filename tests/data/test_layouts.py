@@ -114,6 +114,12 @@ def test_alpaca_without_responses_is_plain_text(tmp_path):
     assert sample.content == "A day."
 
 
+def test_plain_text_with_weight_zero_is_not_learned(tmp_path):
+    rows = [{"text": "A day.", "weight": 0}, {"text": "A night."}]
+    samples = described(tmp_path, rows, columns={"prompt": "text"})
+    assert [example.label for example in examples_of(samples)] == ["A night."]
+
+
 def test_sharegpt_in_openais_names(tmp_path):
     rows = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}] * 3
     tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}

@@ -180,26 +180,29 @@ def _refused(where: str, reason: str, file: str) -> Iterator[Sample]:
 
 
 def _convert(source: str, *, row: Callable[[str, Any], Any], limit: int | None) -> Iterator[Sample]:
-    rows = ((where, row(where, content)) for where, content in rows_in(source))
+    rows = ((where, _as_ours(row, where, content)) for where, content in rows_in(source))
     return iterate_samples(islice(rows, limit), source=source)
 
 
-def _alpaca(known: Mapping[str, str | None], where: str, row: Any) -> Any:
+def _as_ours(row: Callable[[str, Any], Any], where: str, content: Any) -> Any:
+    """A row in one of our forms, with the columns by which it says how it is learned."""
+    if not isinstance(content, Mapping):
+        return content
+    return row(where, content) | {mark: content[mark] for mark in MARKS if mark in content}
+
+
+def _alpaca(known: Mapping[str, str | None], where: str, row: Mapping[Any, Any]) -> dict[str, Any]:
     """A row of the alpaca formatting; plain text if nothing answers it."""
-    if not isinstance(row, Mapping):
-        return row
     part = {name: None if column is None else row.get(column) for name, column in known.items()}
     if part["prompt"] is None:
         raise InvalidValue(f"{where}: no column {known['prompt']!r}; it has: {', '.join(map(str, row))}")
     if part["response"] is None:
         return {"text": part["prompt"]}
-    return {column: part[name] for name, column in PARTS.items()} | _marks(row)
+    return {column: part[name] for name, column in PARTS.items()}
 
 
-def _sharegpt(columns: Mapping[str, str | None], tags: Mapping[str, str], where: str, row: Any) -> Any:
+def _sharegpt(columns: Mapping[str, str | None], tags: Mapping[str, str], where: str, row: Mapping[Any, Any]) -> dict[str, Any]:
     """A row of the sharegpt formatting, as a chat."""
-    if not isinstance(row, Mapping):
-        return row
     messages = columns["messages"]
     turns = row.get(messages)
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
@@ -213,9 +216,4 @@ def _sharegpt(columns: Mapping[str, str | None], tags: Mapping[str, str], where:
         further = {key: value for key, value in turn.items() if key not in (speaks, says)}
         chat.append({"from": called[turn[speaks]], "value": turn.get(says), **further})
     others = {part: row.get(column) for part in ("system", "tools") if (column := columns.get(part))}
-    return {"conversations": chat, **others, **_marks(row)}
-
-
-def _marks(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns by which a row says how it is learned."""
-    return {mark: row[mark] for mark in MARKS if mark in row}
+    return {"conversations": chat, **others}
