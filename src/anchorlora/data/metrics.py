@@ -173,7 +173,7 @@ class OfTexts:
     library: tuple[str, str] | None = None  # module, and the package that has it
 
     def score(self, answer: Answer, example: Example) -> float:
-        """Return what the function says."""
+        """Return what the function computes."""
         return float(self.compute(answer.text, example, *([] if self.library is None else [_library(self)])))
 
 

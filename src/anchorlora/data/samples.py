@@ -80,9 +80,7 @@ def is_unicode(text: str) -> bool:
 
 
 def examples_of(samples: Iterable[Sample]) -> Iterator[Example]:
-    """Yield the examples of rows. Of a chat, every message of the assistant is an answer to all messages before it, as it will be
-    when the model is used.
-    """
+    """Yield the examples of rows; of a chat, each message of the assistant answers all before it, as when the model is used."""
     for index, example in enumerate(chain.from_iterable(map(_examples, samples))):
         yield replace(example, index=index)
 
