@@ -15,10 +15,10 @@ from anchorlora_lab.report.chapters import chapters_of
 from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.page import all_tables
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables.drift import drift_table
-from anchorlora_lab.report.tables.energy import cost_table
+from anchorlora_lab.report.tables.mechanism import drift_table
 from anchorlora_lab.report.tables.pairs import component_table, paired_table
 from anchorlora_lab.report.tables.scores import complete_table, main_table
+from anchorlora_lab.report.tables.settings import cost_table
 from golden import assert_golden
 
 

@@ -10,15 +10,18 @@ from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.figures import looks_of
 from anchorlora_lab.report.figures.mechanism import forgetting_of_runs
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables.drift import core_table, endpoint_deviations, endpoint_table, violation_table
-from anchorlora_lab.report.tables.energy import energy_table
 from anchorlora_lab.report.tables.mechanism import (
+    core_table,
     correlation_table,
+    endpoint_deviations,
+    endpoint_table,
     gradient_table,
     rank_correlation,
     spots_of_boundaries,
     spots_of_runs,
+    violation_table,
 )
+from anchorlora_lab.report.tables.settings import energy_table
 
 
 @pytest.fixture

@@ -15,8 +15,15 @@ from anchorlora.store.json import read_json
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.page import write_report
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables.answers import invalid_by_seed, invalid_table, metric_tables
-from anchorlora_lab.report.tables.transfer import Flips, flips_table, forward_table, forward_transfer
+from anchorlora_lab.report.tables.answers import (
+    Flips,
+    flips_table,
+    forward_table,
+    forward_transfer,
+    invalid_by_seed,
+    invalid_table,
+    metric_tables,
+)
 
 ORDER = ("chat", "mood")  # without labels, with labels
 ACCURACY = [[50.0], [40.0, 80.0]]

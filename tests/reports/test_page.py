@@ -21,7 +21,7 @@ from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.figures import style
 from anchorlora_lab.report.page import Links, all_tables, write_report
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables.drift import drift_table
+from anchorlora_lab.report.tables.mechanism import drift_table
 from anchorlora_lab.report.tables.scores import main_table, seed_table
 from anchorlora_lab.report.tables.settings import orders_table
 from pages import OURS, Elements, elements

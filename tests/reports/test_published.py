@@ -16,7 +16,7 @@ from anchorlora_lab.report.comparability import studies_of
 from anchorlora_lab.report.page import all_tables
 from anchorlora_lab.report.published import MISTRAL, QWEN, has_base_model, is_papers_own
 from anchorlora_lab.report.records import Run, find_runs
-from anchorlora_lab.report.tables.drift import is_paper_trace
+from anchorlora_lab.report.tables.mechanism import is_paper_trace
 
 SIZES = {QWEN: 8_190_735_360, MISTRAL: 7_248_023_552}
 METHODS = ("projected-lora", "sfor", "o-lora", "o-lora-hard")

@@ -13,10 +13,9 @@ from anchorlora.scores import Scores
 from anchorlora.store.record import Record
 from anchorlora_lab.report.records import Run, by_method, deviation, find_runs
 from anchorlora_lab.report.tables.answers import invalid_by_seed, invalid_table
-from anchorlora_lab.report.tables.energy import cost_table
 from anchorlora_lab.report.tables.pairs import learning_table, paired_table
 from anchorlora_lab.report.tables.scores import complete_table, deviation_table, main_table, order_table, seed_table
-from anchorlora_lab.report.tables.settings import methods_table, orders_table, settings_table
+from anchorlora_lab.report.tables.settings import cost_table, methods_table, orders_table, settings_table
 
 METHODS = ("projected-lora", "sfor", "o-lora", "o-lora-hard")
 

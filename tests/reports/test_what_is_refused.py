@@ -15,7 +15,7 @@ from anchorlora_lab.report.comparability import footnote, studies_of
 from anchorlora_lab.report.figures import style
 from anchorlora_lab.report.page import write_report
 from anchorlora_lab.report.records import find_runs
-from anchorlora_lab.report.tables.energy import step_seconds
+from anchorlora_lab.report.tables.settings import step_seconds
 
 
 def pair(tmp_path, **changes):

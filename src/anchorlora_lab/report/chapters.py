@@ -15,15 +15,7 @@ from anchorlora_lab.report.findings import Findings, findings_of
 from anchorlora_lab.report.grid import Grid
 from anchorlora_lab.report.layout import WORDS
 from anchorlora_lab.report.records import FAMILIES, Run, families_of
-from anchorlora_lab.report.tables.answers import evaluation_table, invalid_by_seed, invalid_table, metric_tables
-from anchorlora_lab.report.tables.base_models import base_model_tables, runs_by_base_model
-from anchorlora_lab.report.tables.drift import core_table, drift_table, endpoint_deviations, endpoint_table, violation_table
-from anchorlora_lab.report.tables.energy import cost_table, energy_by_method, energy_table, layers_of
-from anchorlora_lab.report.tables.mechanism import correlation_table, gradient_table
-from anchorlora_lab.report.tables.pairs import comparison_table, component_table, learning_table, paired_table
-from anchorlora_lab.report.tables.scores import complete_table, deviation_table, main_table, order_table, seed_table
-from anchorlora_lab.report.tables.settings import methods_table, orders_table, settings_table
-from anchorlora_lab.report.tables.transfer import flips_table, forward_table
+from anchorlora_lab.report.tables import answers, base_models, mechanism, pairs, scores, settings
 
 
 @dataclass(frozen=True)
@@ -75,9 +67,9 @@ def chapters_of(studies: Sequence[Study]) -> list[Chapter]:
     for study in studies:
         chapter = _trace(study) if study.kind == "trace" else _sequence(study)
         chapters.append(chapter.with_tables(lambda table, prefix=study.prefix: table.called(prefix + table.name)))  # type: ignore[misc]
-    across = tuple(base_model_tables(studies))
+    across = tuple(base_models.base_model_tables(studies))
     if across:
-        runs = tuple(run for cells in runs_by_base_model(studies) for group in cells.values() for run in group)
+        runs = tuple(run for cells in base_models.runs_by_base_model(studies) for group in cells.values() for run in group)
         section = Section("Scores by base model", ("base-models",), across)
         chapters.append(Chapter("Several base models", WORDS["chapters"]["base models"], (section,), across[:1], spanned=runs))
     return chapters
@@ -97,44 +89,50 @@ def _sequence(study: Study) -> Chapter:
     alone = [run for run in others if len(run.order) == 1 and run.trained]
     has_drift = all(run.record.drift for run in runs)
     has_labels = any(rate is not None for run in runs for row in run.record.invalid for rate in row)
-    by_order = order_table(runs, others, study.layout) if not grid.one_order or paper_order(grid.orders[0]) else None
-    scores = (main_table(runs, others, study.layout), complete_table(runs, others, study.layout), by_order)
+    by_order = scores.order_table(runs, others, study.layout) if not grid.one_order or paper_order(grid.orders[0]) else None
+    of_scores = (scores.main_table(runs, others, study.layout), scores.complete_table(runs, others, study.layout), by_order)
+    differences = (pairs.comparison_table(runs, study.layout.reference), pairs.paired_table(runs), pairs.learning_table(runs))
     paths = any(methods_with_paths(runs, family) for family in FAMILIES)
     parts = (
         _section(
-            *("Scores", scores, (deviation_table(runs), seed_table(runs))),
+            *("Scores", of_scores, (scores.deviation_table(runs), scores.seed_table(runs))),
             figures=("stages", "accuracy", "aa-fm", "heat") if several else ("accuracy",),
         ),
-        _section("Every metric", metric_tables(runs)),
-        _section("Transfer and single answers", (forward_table(runs, alone), flips_table(runs)) if several else ()),
-        _section("Paired differences", (comparison_table(runs, study.layout.reference), paired_table(runs), learning_table(runs))),
-        _section("Components", (component_table(runs, family, others) for family in FAMILIES)),
+        _section("Every metric", answers.metric_tables(runs)),
+        _section("Transfer and single answers", (answers.forward_table(runs, alone), answers.flips_table(runs)) if several else ()),
+        _section("Paired differences", differences),
+        _section("Components", (pairs.component_table(runs, family, others) for family in FAMILIES)),
         has_drift
         and _section(
-            *("Drift on protected directions", (core_table(runs),), (drift_table(runs),)),
+            *("Drift on protected directions", (mechanism.core_table(runs),), (mechanism.drift_table(runs),)),
             figures=("drift", "cores", *(("paths",) if paths else ())),
         ),
-        _section("Forgetting against drift", (correlation_table(runs),), figures=("forgetting", "boundaries")),
-        has_labels and _section("Invalid predictions", (invalid_table(runs),), (invalid_by_seed(runs),)),
-        _section("General capability", (evaluation_table(runs),)),
-        layers_of(runs)
-        and _section("Energy retained by the cores", (energy_by_method(runs),), (energy_table(runs),), figures=("energy",)),
-        _section("Cost", (cost_table(runs),), figures=("cost",)),
+        _section("Forgetting against drift", (mechanism.correlation_table(runs),), figures=("forgetting", "boundaries")),
+        has_labels and _section("Invalid predictions", (answers.invalid_table(runs),), (answers.invalid_by_seed(runs),)),
+        _section("General capability", (answers.evaluation_table(runs),)),
+        settings.layers_of(runs)
+        and _section(
+            *("Energy retained by the cores", (settings.energy_by_method(runs),), (settings.energy_table(runs),)),
+            figures=("energy",),
+        ),
+        _section("Cost", (settings.cost_table(runs),), figures=("cost",)),
         _protocol(study),
         _section("All runs", (), (triangle_table(run.record) for group in grid.groups for run in group)),
     )
     sections = tuple(part for part in parts if part)
-    return Chapter(study.title, f"{_what_ran(study)} {WORDS['chapters']['sequence']}", sections, scores[:1], footnote(runs), study)
+    return Chapter(
+        study.title, f"{_what_ran(study)} {WORDS['chapters']['sequence']}", sections, of_scores[:1], footnote(runs), study
+    )
 
 
 def _trace(study: Study) -> Chapter:
     runs, families = study.runs, families_of(study.runs)
-    means = tuple(endpoint_table(of_family, family=family) for family, of_family in families.items())
-    deviations = tuple(endpoint_deviations(of_family, family=family) for family, of_family in families.items())
+    means = tuple(mechanism.endpoint_table(of_family, family=family) for family, of_family in families.items())
+    deviations = tuple(mechanism.endpoint_deviations(of_family, family=family) for family, of_family in families.items())
     parts = (
         _section("Where the change goes, step by step", (*means, *deviations), figures=("trajectories",)),
-        _section("Optimizer steps before projection", (violation_table(runs),)),
-        _section("Gradients and moves", (gradient_table(runs),), figures=("gradients",)),
+        _section("Optimizer steps before projection", (mechanism.violation_table(runs),)),
+        _section("Gradients and moves", (mechanism.gradient_table(runs),), figures=("gradients",)),
         _protocol(study),
     )
     sections, about = tuple(part for part in parts if part), f"{_what_ran(study)} {WORDS['chapters']['trace']}"
@@ -143,7 +141,7 @@ def _trace(study: Study) -> Chapter:
 
 def _protocol(study: Study) -> Section | None:
     runs = study.runs
-    return _section("Protocol", (methods_table(runs), orders_table(runs)), (settings_table(runs),))
+    return _section("Protocol", (settings.methods_table(runs), settings.orders_table(runs)), (settings.settings_table(runs),))
 
 
 def _what_ran(study: Study) -> str:

@@ -13,8 +13,8 @@ from anchorlora.methods import METHODS
 from anchorlora.pages.record import short_layers
 from anchorlora_lab.report.figures.style import REFERENCE, SMALLEST, PlotStyles, canvas, curve, drawable, named, panels, plain
 from anchorlora_lab.report.records import FAMILIES, Family, Run, TracePoint, by_method, families_of, group_by, mean
-from anchorlora_lab.report.tables.energy import cost_table, energy, layers_of
 from anchorlora_lab.report.tables.mechanism import AGAINST, DriftPoint, ratio, spots_of_boundaries, spots_of_runs
+from anchorlora_lab.report.tables.settings import cost_table, energy, layers_of
 
 LABELS = {
     "rho": "rho on the core",
