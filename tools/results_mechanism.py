@@ -32,7 +32,7 @@ def precision(folder: str) -> str:
 
 def unaligned(folder: str) -> str:
     """rho of a change less what an unaligned change would read, for methods without exact protection: means with intervals."""
-    grid, rows = Grid.of(report(folder)[1]), []
+    grid, rows = Grid(report(folder)[1]), []
     shared = ("seq-lora", "projected-lora", "projected-lora-wrp", "projected-lora-freeze-b")
     for method in (*shared, "inc-lora", "o-lora", "o-lora-retract"):
         runs = grid.of_method(method)

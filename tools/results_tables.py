@@ -76,7 +76,7 @@ def selections(folder: str) -> str:
 def chance(folder: str) -> str:
     """What guessing and the best single answer reach on the tested examples, beside what the runs reached."""
     _, runs, others = report(folder)
-    rows, tasks, levels = [], Grid.of(runs).orders[0], References.of(runs, others)
+    rows, tasks, levels = [], Grid(runs).orders[0], References.of(runs, others)
     counts, guessing = runs[0].labels, levels.chance
     constant = {task: 100 * max(count.test for count in counts[task].values()) / levels.tested[task] for task in tasks}
     measured = {name: level for name, level in (("zero-shot", levels.zero_shot), ("alone", levels.alone)) if level}
@@ -106,7 +106,7 @@ LEAD = (("sfor", "projected-lora-freeze-b"), ("o-lora-hard", "o-lora-retract-gra
 def lead(folder: str) -> str:
     """What the projected displacement changes: rho of the last task, and the scores with their intervals."""
     runs, rows = report(folder)[1], []
-    tests, grid = all_comparisons(folder), Grid.of(runs)
+    tests, grid = all_comparisons(folder), Grid(runs)
     for one, other in LEAD:
         with_it, without = (mean([run.record.drift[-1].rho for run in grid.of_method(method)]) for method in (one, other))
         changes = []
@@ -129,7 +129,7 @@ BESIDE = ("seq-lora", "sfor", "o-lora-hard")  # what every method is compared wi
 
 def methods(study: str) -> str:
     """Every method of a study, the best AA first, and what it has more than three of the paper's."""
-    grid, rows = Grid.of(report(study)[1]), []
+    grid, rows = Grid(report(study)[1]), []
     references, marked = References.of(grid.runs), set()
     for method in grid.methods:
         runs = grid.of_method(method)
@@ -173,7 +173,7 @@ def test(folder: str, one: str, other: str, score: str) -> str:
 def examples(where: str) -> str:
     """A comparison where too few runs are paired for a test: "real/grid:sfor:seq-lora:AA", with its interval over test examples."""
     folder, one, other, score = where.split(":")
-    pairs = Grid.of(report(folder)[1]).pairs(one, other)
+    pairs = Grid(report(folder)[1]).pairs(one, other)
     low, high = interval_over_examples([pair.one for pair in pairs], [pair.other for pair in pairs], name=score)
     change = mean([pair.change(score) for pair in pairs])
     many = "one pair of runs" if len(pairs) == 1 else f"{len(pairs)} pairs of runs"

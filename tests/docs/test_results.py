@@ -115,7 +115,7 @@ NOT_FOUND = [  # differences of the paper, or of an earlier page, that nine pair
 @pytest.fixture(scope="module")
 def mini():
     runs = find_runs([ROOT / "results/mini/grid"])
-    return Grid.of(runs), comparisons(runs)
+    return Grid(runs), comparisons(runs)
 
 
 @pytest.mark.parametrize(("one", "other", "score", "way"), FOUND)
@@ -147,7 +147,7 @@ def test_the_projected_displacement_lowers_rho_by_six_orders_and_changes_no_scor
 @pytest.fixture(scope="module")
 def real():
     runs = find_runs([ROOT / "results/real/grid"])
-    return Grid.of(runs), comparisons(runs)
+    return Grid(runs), comparisons(runs)
 
 
 REAL = [  # on real text: the first method's score is higher or lower than the second's, or None: not shown
@@ -336,7 +336,7 @@ def test_what_the_page_tells_of_every_method_on_one_order(pages):
         assert_over_examples(results_tables.examples(f"{study}:{one}:{other}:{score}"), way, pairs=3)
     runs = results_tables.report(study)[1]
     mean = {
-        name: {m: statistics.mean(of(r) for r in runs if r.method == m) for m in Grid.of(runs).methods}
+        name: {m: statistics.mean(of(r) for r in runs if r.method == m) for m in Grid(runs).methods}
         for name, of in (("AA", lambda r: r.record.scores.AA), ("rho", lambda r: r.record.drift[-1].rho))
     }
     ours = {"sensitive-core", "brake", "fold-64", "fold-16", "rank-split", "fold-8"}
@@ -424,7 +424,7 @@ def test_what_the_page_tells_of_two_base_models():
         ("sfor", seed, f"dbpedia-{task}") for seed in (38, 42, 2026) for task in ("places", "works")
     ]
     assert sorted(each[2] for each in missed if each[1] == "o-lora") == [38, 42]
-    grids = {model: Grid.of(found) for model, found in runs.items()}
+    grids = {model: Grid(found) for model, found in runs.items()}
     LA = {m: statistics.mean(r.record.scores.LA for r in grids["mini-en"].of_method(m)) for m in ("sfor", "seq-lora")}
     assert LA["sfor"] < LA["seq-lora"] / 2
     opposite = set()

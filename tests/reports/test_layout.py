@@ -127,7 +127,7 @@ def test_groups_put_rows_in_their_order_and_change_no_row(data):
 @given(st.data())
 def test_every_other_method_is_compared_with_the_reference_and_stands_beside_it_in_the_first_figure(data):
     runs = data.draw(grids())
-    grid = Grid.of(runs)
+    grid = Grid(runs)
     reference = data.draw(st.sampled_from(grid.methods))
     assert methods_to_compare(grid, reference) == [(method, reference) for method in grid.methods if method != reference]
     for asked in (None, reference):

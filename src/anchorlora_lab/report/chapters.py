@@ -84,7 +84,7 @@ def _section(
 
 
 def _sequence(study: Study) -> Chapter:
-    runs, others, grid = study.runs, study.others, Grid.of(study.runs)
+    runs, others, grid = study.runs, study.others, Grid(study.runs)
     several = len(runs[0].order) > 1
     alone = [run for run in others if len(run.order) == 1 and run.trained]
     has_drift = all(run.record.drift for run in runs)
@@ -145,7 +145,7 @@ def _protocol(study: Study) -> Section | None:
 
 
 def _what_ran(study: Study) -> str:
-    grid, first = Grid.of(study.runs), study.runs[0].record
+    grid, first = Grid(study.runs), study.runs[0].record
     orders = "; ".join(f"{order_label(order)}: {', '.join(order)}" for order in grid.orders)
     days = sorted({run.record.finished[:10] for run in study.runs})
     return (

@@ -94,7 +94,7 @@ def findings_of(study: Study) -> Findings:
 
 
 def _of_sequences(study: Study) -> Findings:
-    runs, grid = study.runs, Grid.of(study.runs)
+    runs, grid = study.runs, Grid(study.runs)
     learned = dict(sorted(_comparable(study, "AA").items(), key=lambda item: -_aa(item[1])))  # from the highest mean
     asked = study.layout.reference if study.layout.reference in grid.methods else None
     plain = asked or unprotected_method(runs)
@@ -127,7 +127,7 @@ def _of_sequences(study: Study) -> Findings:
 
 def _comparable(study: Study, score: str) -> dict[str, list[Run]]:
     """The methods that lack no runs and whose score shows that they have learned."""
-    grid, references = Grid.of(study.runs), References.of(study.runs, study.others)
+    grid, references = Grid(study.runs), References.of(study.runs, study.others)
     whole = {method: grid.of_method(method) for i, method in enumerate(grid.methods) if i not in grid.partial}
     return {method: group for method, group in whole.items() if score not in references.unlearned(group)}
 
@@ -284,7 +284,7 @@ KINDS = ("One adapter that keeps its size, without old examples", "A new block f
 
 def _missing(study: Study, higher: dict[str, bool | None]) -> list[str]:
     """Sentences about what these runs cannot say, and what would."""
-    runs, grid, notes = study.runs, Grid.of(study.runs), []
+    runs, grid, notes = study.runs, Grid(study.runs), []
     if grid.size < 6:
         over = "one run" if grid.size == 1 else f"{grid.size} runs"
         seeds = "Other seeds and orders are not covered" if grid.size == 1 else "Six are needed for an interval over runs"

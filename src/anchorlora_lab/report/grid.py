@@ -36,12 +36,7 @@ class Pair:
 class Grid:
     """Every method over every order and seed that any of the runs has."""
 
-    runs: tuple[Run, ...]
-
-    @classmethod
-    def of(cls, runs: Sequence[Run]) -> Grid:
-        """Return the grid that some runs span."""
-        return cls(tuple(runs))
+    runs: Sequence[Run]
 
     @cached_property
     def methods(self) -> list[str]:

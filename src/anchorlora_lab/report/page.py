@@ -167,7 +167,7 @@ class Links:
     """
 
     def __init__(self, study: Study, name: str) -> None:
-        self.grid, self.prefix = Grid.of(study.runs), study.prefix
+        self.grid, self.prefix = Grid(study.runs), study.prefix
         self.listed = by_method(study.runs)
         self.of_method = {method: f"m{name}-{i}" for i, method in enumerate(self.listed)}
         runs = [run for group in self.listed.values() for run in group]

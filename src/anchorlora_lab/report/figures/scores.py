@@ -113,7 +113,7 @@ def task_by_task(runs: Sequence[Run], looks: PlotStyles, reference: str | None =
     too, and a reference in place of the unprotected method. Means over the seeds of the first order have 95 % intervals, over runs
     if there are six, over test examples for one run with predictions. The dotted line is the majority label.
     """
-    order, grid = Grid.of(runs).orders[0], Grid.of(runs)
+    order, grid = Grid(runs).orders[0], Grid(runs)
     roles = roles_of(runs, reference)
     runs_of = {method: [run for run in grid.of_method(method) if run.order == order] for method in roles}
     level = References.of(runs).majority
@@ -188,7 +188,7 @@ def heat_maps(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     """Draw the accuracy of each task (rows) after each stage (columns), a map for each method, all on one scale. Cells are means
     over runs. With a single order, rows are tasks; with several, they are the first task learned, the second, ..
     """
-    grid, size, names = Grid.of(runs), len(runs[0].order), list(by_method(runs))
+    grid, size, names = Grid(runs), len(runs[0].order), list(by_method(runs))
     across = max(1, min(len(names), 20 // (size + 1)))
     down = -(-len(names) // across)
     figure, ((at,),) = canvas((WIDTH if across * (size + 1) > 9 else 5.4, 1.0 + down * (size + 1.4) * 0.33))

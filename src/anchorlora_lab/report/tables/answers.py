@@ -36,7 +36,7 @@ def evaluation_table(runs: Sequence[Run]) -> Table | None:
     if not evaluated:
         return None
     _refuse_mixed(evaluated)
-    grid, facts = Grid.of(evaluated), _facts(evaluated[0])
+    grid, facts = Grid(evaluated), _facts(evaluated[0])
     scores: Measure = (Column("score", better="higher"), lambda runs: mean([_facts(run).after.score for run in runs]))
     sd: Measure = (Column("sd"), spread(lambda run: _facts(run).after.score if grid.one_order else None))
     change: Measure = (Column("change", signed=True), lambda runs: mean([_facts(run).change for run in runs]))
@@ -78,19 +78,19 @@ def invalid_table(runs: Sequence[Run]) -> Table:
     rates = _invalid_rates(runs)
     mean_rate: Measure = (Column("all tasks"), lambda group: mean_of(of(group) for _, of in rates))  # type: ignore[misc]
     every = [*rates, mean_rate, (Column("worst"), worst_invalid)]
-    return by_methods("invalid", "Invalid predictions by method", Grid.of(runs), every)
+    return by_methods("invalid", "Invalid predictions by method", Grid(runs), every)
 
 
 def invalid_by_seed(runs: Sequence[Run]) -> Table:
     """Rates of invalid predictions after the last task, one row per run."""
-    groups = [[run] for group in Grid.of(runs).groups for run in group]
+    groups = [[run] for group in Grid(runs).groups for run in group]
     every = [METHOD, ORDER, SEED, *_invalid_rates(runs), (Column("worst"), worst_invalid)]
     return pivot("invalid-by-seed", "Invalid predictions of every run", groups, every)
 
 
 def _invalid_rates(runs: Sequence[Run]) -> list[Measure]:
     """A column for each task, in the order of the first."""
-    return means({task: partial(final_invalid, task=task) for task in Grid.of(runs).orders[0]})
+    return means({task: partial(final_invalid, task=task) for task in Grid(runs).orders[0]})
 
 
 def final_invalid(run: Run, task: str) -> float | None:
@@ -122,7 +122,7 @@ def metric_tables(runs: Sequence[Run]) -> list[Table]:
 
 def metric_table(runs: Sequence[Run], name: str) -> Table:
     """A metric of every task after the last one, and its change since the task was learned: means over runs."""
-    grid = Grid.of(runs)
+    grid = Grid(runs)
     better: Better = "lower" if name in (LOSS, PERPLEXITY) else "higher"
     digits = 3 if better == "lower" else 2
     tasks = [task for task in grid.orders[0] if any(_last(run, name=name, task=task) is not None for run in runs)]
@@ -159,7 +159,7 @@ def _change(run: Run, *, name: str) -> float | None:
 
 def forward_table(runs: Sequence[Run], alone: Sequence[Run]) -> Table | None:
     """FWT of each method: mean over the runs whose every task was also learned alone, with the same seed and settings."""
-    grid = Grid.of(runs)
+    grid = Grid(runs)
     transfer: dict[int, float | None] = {}
     for group in grid.groups:  # by the method's own single-task runs or by the plain ones, whichever are of more of its runs
         own, plain = ({id(run): forward_transfer(run, alone, of=method) for run in group} for method in (group[0].method, PLAIN))
@@ -222,7 +222,7 @@ def flips_of(run: Run) -> list[Flips]:
 
 def flips_table(runs: Sequence[Run]) -> Table | None:
     """Answers to earlier tasks that flipped, and forgetting less what guessing explains, by method."""
-    grid = Grid.of(runs)
+    grid = Grid(runs)
     flips = {id(run): flips_of(run) for run in runs}
     if not any(flips.values()):
         return None

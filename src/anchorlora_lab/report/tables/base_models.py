@@ -40,7 +40,7 @@ def runs_by_base_model(studies: Sequence[Study]) -> list[dict[str, list[Run]]]:
     for group in group_by(sequences, lambda study: tuple(sorted(study.runs[0].order))).values():
         common = set.intersection(*({run.order for run in study.runs} for study in group))
         if common and len({model_of(study.runs[0]) for study in group}) > 1:
-            order = next(order for order in Grid.of([run for study in group for run in study.runs]).orders if order in common)
+            order = next(order for order in Grid([run for study in group for run in study.runs]).orders if order in common)
             comparisons.append({label: [r for r in study.runs if r.order == order] for label, study in _labels(group).items()})
             refuse_unlike([run for runs in comparisons[-1].values() for run in runs], axes=OWN)
     return comparisons
@@ -51,7 +51,7 @@ def _tables(cells: dict[str, list[Run]]) -> list[Table]:
     every = [run for runs in cells.values() for run in runs]
     order = every[0].order
     rows = [(label, group) for label, runs in cells.items() for group in by_method(runs).values()]
-    seeds = Grid.of(every).seeds
+    seeds = Grid(every).seeds
     note = " ".join(filter(None, (_absent(cells, seeds), footnote(every))))
     partial = frozenset(i for i, (_, group) in enumerate(rows) if len(group) < len(seeds))
     where = f"{order_label(order)}, seeds {', '.join(map(str, seeds))}"

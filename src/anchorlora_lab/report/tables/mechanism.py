@@ -46,7 +46,7 @@ def gradient_table(runs: Sequence[Run]) -> Table | None:
     known = [run for run in runs if gradients_of(run)]
     if not known:
         return None
-    grid, rows = Grid.of(known), []
+    grid, rows = Grid(known), []
     for method, group in by_method(known).items():
         tenths = [(p[: max(1, len(p) // 10)], p[-max(1, len(p) // 10) :]) for p in map(gradients_of, group)]
         norms = [
@@ -109,7 +109,7 @@ def spots_of_boundaries(runs: Sequence[Run]) -> list[DriftPoint]:
 
 def correlation_table(runs: Sequence[Run]) -> Table | None:
     """Rank correlation of forgetting with rho, the change of held-out rows, its size, and the predicted KL, with intervals."""
-    grid, whole = Grid.of(runs), spots_of_runs(runs)
+    grid, whole = Grid(runs), spots_of_runs(runs)
     if len({spot.run.method for spot in whole}) < METHODS or len({(s.run.order, s.run.seed) for s in whole}) < FEWEST:
         return None
     scopes = {"all runs": whole, "methods that are not exact": [spot for spot in whole if not spot.exact]}
@@ -187,7 +187,7 @@ def core_table(runs: Sequence[Run]) -> Table:
     measures = means({heading: partial(_of_last, path=path) for heading, path in paths.items()}, "g")
     kept: Measure = (Column("protected"), lambda group: _count([d.exact for run in group for d in run.record.drift]))
     title = "The last task on the current core, the first core, and all past cores"
-    return by_methods("cores", title, Grid.of(runs), [kept, *measures])
+    return by_methods("cores", title, Grid(runs), [kept, *measures])
 
 
 FIELDS: dict[Family, tuple[str, ...]] = {
@@ -204,7 +204,7 @@ def endpoint(run: Run, field: str) -> float | None:
 
 def endpoint_table(runs: Sequence[Run], *, family: Family) -> Table:
     """Endpoints of traces: means over seeds."""
-    grid, fields = Grid.of(runs), FIELDS[family]
+    grid, fields = Grid(runs), FIELDS[family]
     measures: list[Measure] = [
         *means({HEADINGS[field]: partial(endpoint, field=field) for field in fields}, "g"),
         (Column("protected"), lambda group: _count([run.trace[-1].exact for run in group])),
@@ -218,7 +218,7 @@ def endpoint_table(runs: Sequence[Run], *, family: Family) -> Table:
 
 def endpoint_deviations(runs: Sequence[Run], *, family: Family) -> Table:
     """Sample standard deviations of the endpoints over seeds."""
-    grid, fields = Grid.of(runs), FIELDS[family]
+    grid, fields = Grid(runs), FIELDS[family]
     measures = [METHOD, N, *((Column(HEADINGS[field], "g"), spread(partial(endpoint, field=field))) for field in fields)]
     title = f"Mechanism endpoints, {FAMILIES[family]}: standard deviations over seeds"
     table = pivot(f"mechanism-{family}-sd", title, grid.groups, measures, NOTES["mechanism-sd"], grid.partial).noting(grid.note)
@@ -227,7 +227,7 @@ def endpoint_deviations(runs: Sequence[Run], *, family: Family) -> Table:
 
 def violation_table(runs: Sequence[Run]) -> Table | None:
     """Motion on protected directions in the last optimizer step, before and after projection."""
-    grid = Grid.of([run for run in runs if endpoint(run, "wrp_before") is not None])
+    grid = Grid([run for run in runs if endpoint(run, "wrp_before") is not None])
     if not grid.runs:
         return None
     fields = {when: partial(endpoint, field=f"wrp_{when}") for when in ("before", "after")}

@@ -24,7 +24,7 @@ TESTED = ("AA", "LA", "FM")  # BWT says almost the same as FM
 
 def pairs_of(runs: Sequence[Run]) -> dict[str, list[Pair]]:
     """Return the paper's comparisons by name, in its order: every order and seed at which both methods ran."""
-    grid = Grid.of(runs)
+    grid = Grid(runs)
     return {pairs[0].name: pairs for names in PAIRS if (pairs := grid.pairs(*names))}
 
 
@@ -47,7 +47,7 @@ def learning_table(runs: Sequence[Run]) -> Table | None:
             same = [pair for pair in pairs if pair.one.order == order]
             groups.append(((name, order_label(order), len(same)), same, True))
         groups += [((name, "all", len(pairs)), pairs, False)] if len(orders) > 1 else []
-    seeds = len(Grid.of(runs).seeds)
+    seeds = len(Grid(runs).seeds)
     partial = frozenset(i for i, (_, pairs, one_order) in enumerate(groups) if one_order and len(pairs) < seeds)
     columns = tuple(map(Column, ("difference", "order", "pairs")))
     table = Table("learning", "Differences in learning accuracy", columns, (), NOTES["learning"], partial)
@@ -101,7 +101,7 @@ def _within(few: Sequence[str], many: Sequence[str]) -> bool:
 
 def comparisons(runs: Sequence[Run], reference: str | None = None) -> dict[tuple[str, str, str], PairedTest]:
     """Test every comparison of two methods that ran at the same orders and seeds, corrected for their number."""
-    grid = Grid.of(runs)
+    grid = Grid(runs)
     changes: dict[tuple[str, str, str], dict[tuple[tuple[str, ...], int], float]] = {}
     for one, other in methods_to_compare(grid, reference):
         pairs = grid.pairs(one, other)
@@ -114,7 +114,7 @@ def comparisons(runs: Sequence[Run], reference: str | None = None) -> dict[tuple
 
 def comparison_table(runs: Sequence[Run], reference: str | None = None) -> Table | None:
     """Mean paired differences with intervals and tests, corrected for the number of comparisons."""
-    tests, references, grid = comparisons(runs, reference), References.of(runs), Grid.of(runs)
+    tests, references, grid = comparisons(runs, reference), References.of(runs), Grid(runs)
     if not tests:
         return None
     tested = any(test.interval for test in tests.values())
@@ -151,7 +151,7 @@ def _unlearned(references: References, pairs: Sequence[Pair]) -> frozenset[str]:
 
 def _missing(runs: Sequence[Run]) -> str:
     """The orders and seeds at which a comparison lacks one of its methods, or both."""
-    grid = Grid.of(runs)
+    grid = Grid(runs)
     gaps = [
         f"{' - '.join(pair)} at {order_label(order)}, seed {seed}"
         for pair in PAIRS

@@ -48,7 +48,7 @@ def score_table(
     """Means of scores over each method's runs, with the spread that the layout names beside them; by default, standard deviations
     over the seeds of a single order, and intervals where there are any.
     """
-    grid, references = Grid.of(runs), References.of(runs, others)
+    grid, references = Grid(runs), References.of(runs, others)
     over_seeds = layout.spread is None and grid.one_order and len(grid.seeds) > 1
     sd, reference = over_seeds or layout.spread == "sd", layout.reference if layout.reference in grid.methods else None
     intervals = {"none": (), "sd": (), "interval": scores}.get(layout.spread or "", ("AA",) if name == "main" else scores)
@@ -166,7 +166,7 @@ def tuned_note(runs: Sequence[Run]) -> str:
 
 def order_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout = AS_IS) -> Table:
     """AA of each method by order: means over the order's seeds; "all": mean over all runs."""
-    grid, references = Grid.of(runs), References.of(runs, others)
+    grid, references = Grid(runs), References.of(runs, others)
     within = {order_label(order): {order} for order in grid.orders} | ({} if grid.one_order else {"all": set(grid.orders)})
     measures: list[Measure] = [
         METHOD,
@@ -185,7 +185,7 @@ def order_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout 
 
 def seed_table(runs: Sequence[Run]) -> Table:
     """The scores of every run."""
-    grid = Grid.of(runs)
+    grid = Grid(runs)
     measures = [METHOD, ORDER, SEED, *((Column(name), average(partial(value_of, name=name))) for name in BETTER)]
     groups = [[run] for group in grid.groups for run in group]
     table = pivot("by-seed", "Scores of every run", groups, measures, UNITS_NOTE).noting(grid.note)
@@ -194,7 +194,7 @@ def seed_table(runs: Sequence[Run]) -> Table:
 
 def deviation_table(runs: Sequence[Run]) -> Table:
     """Sample standard deviations of the scores over the seeds of one order."""
-    grid = Grid.of(runs)
+    grid = Grid(runs)
     groups = [same for group in grid.groups for order in grid.orders if (same := [run for run in group if run.order == order])]
     measures = [METHOD, ORDER, N, *((Column(f"{name} sd"), spread(partial(value_of, name=name))) for name in BETTER)]
     short = frozenset(i for i, group in enumerate(groups) if len(group) < len(grid.seeds))

@@ -20,7 +20,7 @@ from anchorlora_lab.report.records import Run, by_method, mean, mean_of
 
 def orders_table(runs: Sequence[Run]) -> Table:
     """The tasks of each order, in training order."""
-    orders = Grid.of(runs).orders
+    orders = Grid(runs).orders
     columns = (Column("order"), *(Column(f"task {i + 1}") for i in range(max(map(len, orders)))))
     rows = tuple((order_label(order) if paper_order(order) else f"custom {i}", *order) for i, order in enumerate(orders, 1))
     moved = [order for order in orders if paper_order(order) and paper_tasks(order) != order]
@@ -136,5 +136,5 @@ def step_seconds(run: Run) -> float | None:
 def cost_table(runs: Sequence[Run]) -> Table:
     """Time, memory, parameters, and history of each method: means over its runs."""
     known = any(step_seconds(run) is not None for run in runs)
-    table = by_methods("cost", "Cost of a run", Grid.of(runs), MEASURES)
+    table = by_methods("cost", "Cost of a run", Grid(runs), MEASURES)
     return table if known else table.without("ms/step")
