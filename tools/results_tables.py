@@ -77,9 +77,10 @@ def chance(folder: str) -> str:
     """What guessing and the best single answer reach on the tested examples, beside what the runs reached."""
     _, runs, others = report(folder)
     rows, tasks, levels = [], Grid(runs).orders[0], References.of(runs, others)
-    counts, guessing = runs[0].labels, levels.chance
+    counts, guessing = runs[0].labels, levels.by_task["chance"]
     constant = {task: 100 * max(count.test for count in counts[task].values()) / levels.tested[task] for task in tasks}
-    measured = {name: level for name, level in (("zero-shot", levels.zero_shot), ("alone", levels.alone)) if level}
+    measured = {"zero-shot": levels.by_task["zero-shot"], "alone": levels.by_task["single-task"]}
+    measured = {name: level for name, level in measured.items() if level}
     for task in tasks:
         learned = [run.record.accuracy[at][at] for run in runs for at in [run.order.index(task)]]
         more = [level[task] for level in measured.values()]

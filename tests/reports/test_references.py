@@ -80,9 +80,10 @@ def test_the_base_model_counts_only_if_it_is_the_same_and_was_tested_on_the_same
         other.model_copy(update={"protocol": other.protocol | {"examples": smaller}}),
         other.model_copy(update={"data": {"TC/agnews/test.json": made.OFFICIAL.model_copy(update={"sha256": "b" * 64})}}),
     ]
-    assert not References.of(first, as_runs(*wrong)).zero_shot
+    assert not References.of(first, as_runs(*wrong)).by_task["zero-shot"]
     few = {task: {"train": 8, "test": 640} for task in made.TASKS}  # how many it would have trained on says nothing
-    assert References.of(first, as_runs(other.model_copy(update={"protocol": other.protocol | {"examples": few}}))).zero_shot
+    right = other.model_copy(update={"protocol": other.protocol | {"examples": few}})
+    assert References.of(first, as_runs(right)).by_task["zero-shot"]
 
 
 def test_a_score_below_the_majority_label_and_two_standard_errors_is_marked_and_neither_ranked_nor_compared():

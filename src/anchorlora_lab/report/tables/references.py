@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anchorlora.methods import METHODS
@@ -42,12 +42,9 @@ def constant(labels: Mapping[str, LabelCount], tested: int) -> float:
 class References:
     """Levels that need no continual learning, percent by task; a level is empty unless it is known for every task."""
 
-    tested: Mapping[str, int] = field(default_factory=dict)  # task -> number of test examples
-    chance: Mapping[str, float] = field(default_factory=dict)
-    majority: Mapping[str, float] = field(default_factory=dict)
-    zero_shot: Mapping[str, float] = field(default_factory=dict)
-    alone: Mapping[str, float] = field(default_factory=dict)  # each task trained alone, means over runs
-    runs_alone: Mapping[str, int] = field(default_factory=dict)  # task -> number of runs behind that mean
+    tested: Mapping[str, int]  # task -> number of test examples
+    by_task: Mapping[str, Mapping[str, float]]  # each of LEVELS; those of tasks trained alone are means over runs
+    runs_alone: Mapping[str, int]  # task -> number of runs behind that mean
 
     @classmethod
     def of(cls, runs: Sequence[Run], others: Sequence[Run] = ()) -> References:
@@ -64,7 +61,13 @@ class References:
         alone = group_by(fitting, lambda run: run.order[0])
         means = {task: mean([run.record.accuracy[0][0] for run in group]) for task, group in alone.items()}
         base, own = ({task: level[task] for task in tasks} if set(tasks) <= set(level) else {} for level in (zero_shot, means))
-        return cls(known, chance, majority, base, own, {task: len(group) for task, group in alone.items()})
+        levels = dict(zip(LEVELS, (chance, majority, base, own), strict=True))
+        return cls(known, levels, {task: len(group) for task, group in alone.items()})
+
+    @property
+    def majority(self) -> Mapping[str, float]:
+        """The accuracy of always answering the most frequent label, by task; empty if it is not known."""
+        return self.by_task["majority label"]
 
     @property
     def line(self) -> float | None:
@@ -76,11 +79,7 @@ class References:
 
     def levels(self) -> dict[str, float]:
         """Return the mean over the tasks of each level that is known, percent."""
-        return {name: mean(list(level.values())) for name, level in self.by_task().items() if level}
-
-    def by_task(self) -> dict[str, Mapping[str, float]]:
-        """Return each level by task, percent."""
-        return dict(zip(LEVELS, (self.chance, self.majority, self.zero_shot, self.alone), strict=True))
+        return {name: mean(list(level.values())) for name, level in self.by_task.items() if level}
 
     def unlearned(self, runs: Sequence[Run]) -> frozenset[str]:
         """Return the scores whose means over some runs show no learning."""
@@ -102,12 +101,12 @@ class References:
 
     def below(self, table: Table) -> Table:
         """Return the table with a row for each level that is known, in the columns AA and LA and those of orders and tasks."""
-        levels, by_task = self.levels(), self.by_task()
+        levels = self.levels()
         if not levels:
             return table
         ranked = [column.heading if column.better == "higher" and column.heading != "BWT" else None for column in table.columns[1:]]
         rows: list[tuple[Value, ...]] = [
-            (name, *(None if heading is None else by_task[name].get(heading, level) for heading in ranked))
+            (name, *(None if heading is None else self.by_task[name].get(heading, level) for heading in ranked))
             for name, level in levels.items()
         ]
         return table.under(rows).noting(self._explain_levels(levels))
