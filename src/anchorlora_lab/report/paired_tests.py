@@ -11,6 +11,8 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from anchorlora.errors import InvalidValue
 
 EXACT = 12  # pairs whose signs are all tried; of more, PATTERNS are drawn
@@ -37,8 +39,6 @@ def paired_tests(comparisons: Sequence[Mapping[Any, float]]) -> list[PairedTest]
     """
     if not all(comparisons):
         raise InvalidValue("a comparison has no pairs")
-    import numpy as np
-
     names = list(dict.fromkeys(name for changes in comparisons for name in changes))
     values = np.array([[changes.get(name, 0.0) for name in names] for changes in comparisons])
     sizes = np.sqrt((values**2).sum(axis=1, keepdims=True))

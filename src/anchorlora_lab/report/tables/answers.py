@@ -90,12 +90,7 @@ def invalid_by_seed(runs: Sequence[Run]) -> Table:
 
 def _invalid_rates(runs: Sequence[Run]) -> list[Measure]:
     """A column for each task, in the order of the first."""
-    return means({task: partial(final_invalid, task=task) for task in Grid(runs).orders[0]})
-
-
-def final_invalid(run: Run, task: str) -> float | None:
-    """Return the percent of invalid predictions on a task, after the last task; None for a task without labels."""
-    return run.record.invalid[-1][run.order.index(task)]
+    return means({task: lambda run, task=task: run.record.invalid[-1][run.order.index(task)] for task in Grid(runs).orders[0]})
 
 
 def worst_invalid(runs: Sequence[Run]) -> float | None:

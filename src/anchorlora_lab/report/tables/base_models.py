@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from anchorlora.pages.record import order_label, paper_order
 from anchorlora.pages.table import Column, Table, Value
@@ -16,9 +17,6 @@ from anchorlora_lab.report.records import Run, by_method, deviation_of, group_by
 from anchorlora_lab.report.tables.mechanism import DRAWS, METHODS, rank_correlation
 from anchorlora_lab.report.tables.references import References
 from anchorlora_lab.report.tables.scores import BETTER, by_example, ends
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Row = tuple[str, list[Run]]  # a base model's label, and the runs of one method on it
 SCORES = ("AA", "BWT", "FM")
@@ -108,8 +106,6 @@ def _agreement(rows: Sequence[Row], title: str) -> list[Table]:
 
 def _bootstrap_means(groups: Sequence[Sequence[Sequence[Run]]], name: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Bootstrap means of a score on two base models (draws, methods); None unless all runs have answers to the same examples."""
-    import numpy as np
-
     answered = [[by_example(runs, name) for runs in methods] for methods in groups]
     known = [shares for methods in answered for shares in methods if shares]
     if len(known) < len(answered[0]) + len(answered[1]) or any(shares.keys() != known[0].keys() for shares in known):
@@ -127,8 +123,6 @@ def _bootstrap_means(groups: Sequence[Sequence[Sequence[Run]]], name: str) -> tu
 
 def _agreement_of_draws(one: np.ndarray, other: np.ndarray) -> tuple[str | None, str]:
     """The interval of the rank correlation, and how many of the pairs of methods that both tell apart have one sign."""
-    import numpy as np
-
     draws = [r[0] for x, y in zip(one, other, strict=True) if (r := rank_correlation(x, y))]  # but where all are alike
     reach = [float(end) for end in np.quantile(draws, (0.025, 0.975))]
     signs = []

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from anchorlora.pages import record as record_tables
 from anchorlora.pages.record import PAPER, order_label
@@ -20,9 +22,6 @@ from anchorlora_lab.report.layout import NOTES
 from anchorlora_lab.report.published import beside, printed_endpoint, printed_violation_sd
 from anchorlora_lab.report.records import FAMILIES, Family, Run, TracePoint, by_method, mean, mean_of
 from anchorlora_lab.report.tables.scores import ends
-
-if TYPE_CHECKING:
-    import numpy as np
 
 DRAWS = 2000
 FEWEST = 6  # pairs of order and seed below which a bootstrap over them says nothing
@@ -43,30 +42,24 @@ def ratio(point: TracePoint) -> float:
 
 def gradient_table(runs: Sequence[Run]) -> Table | None:
     """Gradient norms of the first and last tenth of the steps, and how far A and B have moved at the end: means over runs."""
-    known = [run for run in runs if gradients_of(run)]
-    if not known:
+    grid = Grid([run for run in runs if gradients_of(run)])
+    if not grid.runs:
         return None
-    grid, rows = Grid(known), []
-    for method, group in by_method(known).items():
-        tenths = [(p[: max(1, len(p) // 10)], p[-max(1, len(p) // 10) :]) for p in map(gradients_of, group)]
-        norms = [
-            mean([mean([_norm(point, name) for point in part[end]]) for part in tenths])
-            for name in ("task", "penalties")
-            for end in (0, 1)
-        ]
-        moves = [run.trace[-1].moves for run in group]
-        moved = [mean_of(None if m is None else getattr(m, name) for m in moves) for name in "AB"]
-        ratios = [mean([ratio(point) for point in gradients_of(run)]) for run in group]
-        rows.append((method, grid.count(method), *norms, mean(ratios), *moved))
-    headings = ("task, first", "task, last", "penalties, first", "penalties, last", "penalties / task", "moved A", "moved B")
-    columns = (Column("method"), Column("runs"), *(Column(name, "g") for name in headings))
-    table = Table("gradients", "Gradients of task and penalties", columns, tuple(rows), NOTES["gradients"], grid.partial)
-    return table if any(row[-1] is not None for row in rows) else table.without("moved A").without("moved B")
+    values: dict[str, Callable[[Run], float | None]] = {
+        **{f"{name}, {end}": partial(_norm, name=name, end=end) for name in ("task", "penalties") for end in ("first", "last")},
+        "penalties / task": lambda run: mean(map(ratio, gradients_of(run))),
+        **{f"moved {name}": lambda run, name=name: getattr(run.trace[-1].moves, name, None) for name in "AB"},  # type: ignore[misc]
+    }
+    measures: list[Measure] = [METHOD, (Column("runs"), lambda group: grid.count(group[0].method)), *means(values, "g")]
+    table = pivot("gradients", "Gradients of task and penalties", grid.groups, measures, partial=grid.partial)
+    return table if any(row[-1] is not None for row in table.rows) else table.without("moved A").without("moved B")
 
 
-def _norm(point: TracePoint, name: str) -> float:
-    assert point.grad_norms is not None
-    return getattr(point.grad_norms, name) or 0.0
+def _norm(run: Run, *, name: str, end: str) -> float:
+    """The mean norm over the first or last tenth of a run's points."""
+    points = gradients_of(run)
+    tenth = max(1, len(points) // 10)
+    return mean([getattr(p.grad_norms, name) or 0.0 for p in (points[:tenth] if end == "first" else points[-tenth:])])
 
 
 @dataclass(frozen=True)
@@ -136,8 +129,6 @@ def rank_correlation(
     x: Sequence[float], y: Sequence[float], clusters: Sequence[Hashable] | None = None
 ) -> tuple[float, tuple[float, float] | None] | None:
     """Return Spearman's correlation, and its 95 % interval by a bootstrap over clusters."""
-    import numpy as np
-
     ones = np.ones((1, len(x)))
     (rho,) = _correlations(np.asarray(x), np.asarray(y), ones)
     if not np.isfinite(rho):
@@ -154,8 +145,6 @@ def rank_correlation(
 
 def _correlations(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Spearman's correlation under each row of weights (draws, points), which say how often a point is there."""
-    import numpy as np
-
     a, b = _ranks(x, weights), _ranks(y, weights)
     total = weights.sum(axis=1, keepdims=True)
     a, b = (r - (weights * r).sum(axis=1, keepdims=True) / total for r in (a, b))
@@ -166,8 +155,6 @@ def _correlations(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarr
 
 def _ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Middle ranks of the points under each row of weights; equal values share one."""
-    import numpy as np
-
     distinct, group = np.unique(values, return_inverse=True)
     sizes = np.zeros((len(weights), len(distinct)))
     np.add.at(sizes.T, group, weights.T)
