@@ -13,6 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 
@@ -39,8 +40,13 @@ def devices_for(asked: str) -> list[Device]:
     if device.index is not None or there is None or there.type != device.type:
         return []
     count, variable = torch.accelerator.device_count(), _variable(device.type)
-    if device.type == "xpu" and count > 1:
-        _refuse_counted()
+    selector = os.environ.get("ONEAPI_DEVICE_SELECTOR", "")
+    # its numbers count what the mask leaves, so a mask of one device would leave none of them
+    if device.type == "xpu" and count > 1 and any(c.isdigit() for c in selector.partition(":")[2]):
+        raise InvalidValue(
+            f"ONEAPI_DEVICE_SELECTOR={selector} picks devices by number, so none can be given to each run; "
+            "give ZE_AFFINITY_MASK instead"
+        )
     names = _visible_names(os.environ.get(variable) if variable else None, count)
     return [Device(variable, name) for name in names]
 
@@ -59,32 +65,14 @@ def freest(devices: Sequence[Device], taken: Sequence[Device | None]) -> Device 
 
 
 def _variable(kind: str) -> str | None:
-    if kind == "xpu":
-        return "ZE_AFFINITY_MASK"
-    if kind != "cuda":
-        return None
-    if torch.version.hip and ("HIP_VISIBLE_DEVICES" in os.environ or "CUDA_VISIBLE_DEVICES" not in os.environ):
-        return "HIP_VISIBLE_DEVICES"
-    return "CUDA_VISIBLE_DEVICES"
+    rocm = torch.version.hip and ("HIP_VISIBLE_DEVICES" in os.environ or "CUDA_VISIBLE_DEVICES" not in os.environ)
+    return {"xpu": "ZE_AFFINITY_MASK", "cuda": f"{'HIP' if rocm else 'CUDA'}_VISIBLE_DEVICES"}.get(kind)
 
 
 def _visible_names(inherited: str | None, count: int) -> list[str]:
     """The names in a list, as its runtime reads it: to the first negative one, and no numbers of devices that are not there."""
     if inherited is None:
         return [str(i) for i in range(count)]
-    names: list[str] = []
-    for name in filter(None, map(str.strip, inherited.split(","))):
-        if name.startswith("-"):
-            break
-        names.append(name)
+    listed = filter(None, map(str.strip, inherited.split(",")))
+    names = list(takewhile(lambda name: not name.startswith("-"), listed))
     return names[:count] if all(name.isdigit() for name in names) else names
-
-
-def _refuse_counted() -> None:
-    """Numbers of the selector count what the mask leaves, so a mask of one device would leave none of them."""
-    selector = os.environ.get("ONEAPI_DEVICE_SELECTOR", "")
-    if any(c.isdigit() for c in selector.partition(":")[2]):
-        raise InvalidValue(
-            f"ONEAPI_DEVICE_SELECTOR={selector} picks devices by number, so none can be given to each run; "
-            "give ZE_AFFINITY_MASK instead"
-        )
