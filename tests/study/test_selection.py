@@ -14,11 +14,16 @@ from anchorlora.config import RunConfig
 from anchorlora.continual.sequence import TaskSequence
 from anchorlora.recipes import mini
 from anchorlora.runs.run import load_inputs
-from anchorlora.store.selection import read_selection
+from anchorlora.store.selection import FILE, read_selection
 from anchorlora_lab.grid.scheduler import Planned
-from anchorlora_lab.grid.selection import REFERENCE, TUNABLE, candidate_runs, choose, factor, measure_gradients, write_selection
+from anchorlora_lab.grid.selection import REFERENCE, TUNABLE, candidate_runs, choose, factor, measure_gradients
 
 EWC = TUNABLE["ewc"]
+
+
+def written(selection, out):
+    (out / FILE).write_text(selection.as_json())
+    return out / FILE
 
 
 def test_every_tunable_number_is_one_that_its_method_has_with_four_candidates_each():
@@ -74,7 +79,7 @@ def test_a_candidate_that_failed_is_recorded_as_failed_and_never_selected(tmp_pa
 
 def test_a_manifest_reads_back_and_one_that_names_an_undeclared_value_is_refused(tmp_path):
     manifest = choose(finished(tmp_path / "runs", {1.0: 70.0, 10.0: 74.0}), EWC, [1.0, 10.0], {"factor": 1.0}, {})
-    path = write_selection(manifest, tmp_path)
+    path = written(manifest, tmp_path)
     assert read_selection(tmp_path) == read_selection(path) == manifest
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "selected": 7.0}))
@@ -99,7 +104,7 @@ def test_a_run_on_the_holdout_opens_no_test_file(small_recipe, small_benchmark, 
 @pytest.fixture
 def manifest(tmp_path):
     runs = finished(tmp_path / "runs", {1.0: 70.0, 10.0: 74.0})
-    return write_selection(choose(runs, EWC, [1.0, 10.0], None, {}), tmp_path)
+    return written(choose(runs, EWC, [1.0, 10.0], None, {}), tmp_path)
 
 
 def asked(model, data, out, *more):
@@ -175,7 +180,7 @@ def test_the_command_chooses_among_values_of_ones_own_and_says_when_the_best_is_
     order = tuple(mini().tasks.orders["order1"])
     recorded = finished(tmp_path / "runs", {1.0: 70.0, 10.0: 74.0})
     made = choose(recorded, EWC, [1.0, 10.0], None, {}).model_copy(update={"order": list(order)})
-    write_selection(made, tmp_path)
+    written(made, tmp_path)
     assert main([*request, "--values", "10,1,10"]) == 0
     said = capsys.readouterr().out
     assert "FisherAnchor.strength 10  AA on the holdout 74.00  selected" in said

@@ -28,9 +28,10 @@ def select(method: str, order: str | None, seed: int, values: str | None, study:
     repeat the command when they have finished.
     """
     from anchorlora.cli.parsing import method_named, order_named
+    from anchorlora.store.files import write_text
     from anchorlora.store.selection import FILE, read_selection
     from anchorlora_lab.cli.progress import handed_over, run_all
-    from anchorlora_lab.grid.selection import TUNABLE, candidate_runs, choose, scale_of, write_selection
+    from anchorlora_lab.grid.selection import TUNABLE, candidate_runs, choose, scale_of
 
     recipe, to = study.recipe, study.to
     if study.numbers:
@@ -55,7 +56,7 @@ def select(method: str, order: str | None, seed: int, values: str | None, study:
         if any(o.status == "elsewhere" for o in outcomes):
             raise Failed(f"another process is running candidates in {to}; run the same command again when it has finished")
         errors = {o.planned.folder: o.error for o in outcomes if o.status == "failed"}
-        write_selection(choose(candidates, tunable, declared, scale, errors), to)
+        write_text(to / FILE, choose(candidates, tunable, declared, scale, errors).as_json())
     manifest = read_selection(to)
     asked = [run.config.settings[tunable.parameter] for run in candidates]
     if (manifest.method, [c.value for c in manifest.candidates], manifest.order) != (method, asked, list(tasks)):

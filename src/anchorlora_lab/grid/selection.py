@@ -40,7 +40,7 @@ from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
 from anchorlora.store.record import Record
 from anchorlora.store.run_folder import RunFolder
-from anchorlora.store.selection import FILE, Candidate, Selection
+from anchorlora.store.selection import Candidate, Selection
 from anchorlora_lab.grid.scheduler import Planned
 
 TIE = 0.1  # percentage points
@@ -90,12 +90,6 @@ def choose(
         holdout_sha256=record.protocol["holdout_sha256"],
         data={path: file.model_dump() for path, file in record.data.items()},
     )
-
-
-def write_selection(selection: Selection, out: Path) -> Path:
-    """Write a manifest."""
-    write_text(out / FILE, selection.as_json())
-    return out / FILE
 
 
 @dataclass(frozen=True)
@@ -167,12 +161,11 @@ def measure_gradients(sequence: TaskSequence) -> dict[str, float]:
     return {
         "example_gradient": math.sqrt(squares / count),
         "step_gradient": math.sqrt(steps / (count // window)),
-        "sparsity_gradient": _sparsity(anchor),
+        "sparsity_gradient": _sparsity(anchor, factors),
     }
 
 
-def _sparsity(anchor: Anchor) -> float:
-    parameters = [layer.factor(name) for layer in anchor.layers for name in ("A", "B")]
+def _sparsity(anchor: Anchor, parameters: Sequence[torch.Tensor]) -> float:
     for p in parameters:
         p.grad = torch.zeros_like(p)
     optimizer = torch.optim.SGD(parameters, lr=0.0)
