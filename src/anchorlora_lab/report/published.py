@@ -47,8 +47,8 @@ def printed_by_order(method: str, order: str) -> float | None:
     return in_our_units("AA", row[table["columns"].index(order)]) if row and order in table["columns"] else None
 
 
-def printed_seed_sd(method: str, order: str, score: str) -> float | None:
-    """Return the standard deviation of a score over the seeds of one order."""
+def printed_seed_sd(method: str, order: str | None, score: str) -> float | None:
+    """Return the standard deviation of a score over the seeds of one order; None for an order that is not the paper's."""
     rows = PUBLISHED["seed_std_qwen3_8b"]["rows"]
     return _value(next((row for row in rows if (row["method"], row["order"]) == (method, order)), None), score)
 

@@ -65,12 +65,11 @@ def gradients_and_moves(runs: Sequence[Run], looks: PlotStyles) -> Figure:
     rows: list[tuple[str, Callable[[TracePoint], float | None], bool]] = [
         ("gradient of the task", lambda p: p.grad_norms.task if p.grad_norms else None, True),
         ("penalties / task", lambda p: ratio(p) or None if p.grad_norms and p.grad_norms.task else None, True),
+        ("move of A", lambda p: p.moves.A if p.moves else None, False),
+        ("move of B", lambda p: p.moves.B if p.moves else None, False),
     ]
-    if any(point.moves for run in runs for point in run.trace):
-        rows += [
-            ("move of A", lambda p: p.moves.A if p.moves else None, False),
-            ("move of B", lambda p: p.moves.B if p.moves else None, False),
-        ]
+    if not any(point.moves for run in runs for point in run.trace):
+        del rows[2:]
     title = "Gradients, and what the optimizer made of them"
     with panels(runs, title=title, rows=len(rows), height=2.7, below=0.3, sharex=True) as (figure, axes):
         for column, of_family in enumerate(families_of(runs).values()):

@@ -90,7 +90,8 @@ def invalid_by_seed(runs: Sequence[Run]) -> Table:
 
 def _invalid_rates(runs: Sequence[Run]) -> list[Measure]:
     """A column for each task, in the order of the first."""
-    return means({task: lambda run, task=task: run.record.invalid[-1][run.order.index(task)] for task in Grid(runs).orders[0]})
+    first = Grid(runs).orders[0]
+    return means({task: lambda run, task=task: run.record.invalid[-1][run.order.index(task)] for task in first})  # type: ignore[misc]
 
 
 def worst_invalid(runs: Sequence[Run]) -> float | None:

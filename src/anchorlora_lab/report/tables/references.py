@@ -85,8 +85,8 @@ class References:
         """Return the scores whose means over some runs show no learning."""
         line = self.line
         means = {name: mean_of(value_of(run, name) for run in runs) for name in ("AA", "LA")}
-        known = {name: value for name, by in SCORES_OF.items() if (value := means[by]) is not None}
-        return frozenset(name for name, value in known.items() if line is not None and value < line)
+        known = ((name, means[by]) for name, by in SCORES_OF.items())
+        return frozenset(name for name, value in known if line is not None and value is not None and value < line)
 
     def mark(self, table: Table, unlearned: Iterable[frozenset[str]], headings: Mapping[str, str] | None = None) -> Table:
         """Return the table with the cells marked that show no learning, and a sentence that says so."""

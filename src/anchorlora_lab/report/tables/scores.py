@@ -171,7 +171,7 @@ def order_table(runs: Sequence[Run], others: Sequence[Run] = (), layout: Layout 
     measures: list[Measure] = [
         METHOD,
         (Column("seeds"), lambda group: "+".join(str(sum(run.order == order for run in group)) for order in grid.orders)),
-        *((Column(name, better="higher"), partial(_mean_aa, orders=orders)) for name, orders in within.items()),
+        *((Column(name, better="higher"), average(partial(_aa_within, orders=orders))) for name, orders in within.items()),
     ]
     note = "Percent. seeds: number of seeds behind each order's mean" + ("." if grid.one_order else "; all: mean over all runs.")
     table = pivot("by-order", "AA by order", grid.groups, measures, note, grid.partial).noting(grid.note, tuned_note(runs))
@@ -216,8 +216,8 @@ def _of_groups(
     return beside(references.mark(table, map(references.unlearned, groups), headings), paper, runs, printed_on=printed_on)
 
 
-def _mean_aa(runs: Sequence[Run], *, orders: set[tuple[str, ...]]) -> float | None:
-    return mean_of(value_of(run, "AA") for run in runs if run.order in orders)
+def _aa_within(run: Run, *, orders: set[tuple[str, ...]]) -> float | None:
+    return value_of(run, "AA") if run.order in orders else None
 
 
 def _of_seed(run: Run, name: str) -> float | None:
@@ -225,5 +225,4 @@ def _of_seed(run: Run, name: str) -> float | None:
 
 
 def _seed_sd(run: Run, name: str) -> float | None:
-    order = paper_order(run.order)
-    return published.printed_seed_sd(run.method, order, name) if order else None
+    return published.printed_seed_sd(run.method, paper_order(run.order), name)
