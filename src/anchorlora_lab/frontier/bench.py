@@ -11,8 +11,10 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -92,16 +94,10 @@ def leased(folder: Path, runs: Sequence[Run]) -> Iterator[Run]:
     """Yield the runs that are left and that no other process has, each while its lease is held."""
     (folder / "leases").mkdir(parents=True, exist_ok=True)
     for run in runs:
-        lock = FileLock(folder / "leases" / f"{run.id.replace(' ', '_').replace(',', '+')}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            continue
-        try:
+        lock = FileLock(folder / "leases" / f"{run.id.replace(' ', '_').replace(',', '+')}.lock", timeout=0)
+        with suppress(Timeout), lock:
             if run.id not in {record["id"] for record in read_records(folder)}:
                 yield run
-        finally:
-            lock.release()
 
 
 def bench(
@@ -144,7 +140,7 @@ def bench(
     if others := sum(record["sha256"] != facts["sha256"] for record in read_records(folder)):
         say(f"warning: {others} records in {folder} are of other files of a model; if its weights differ too, choose another --out")
     made = 0
-    for run in leased(folder, runs):
+    for run in islice(leased(folder, runs), most):
         began = time.process_time()
         skill = known[run.skill]
         about = {"id": run.id, "row": run.row.name, "skill": run.skill, "seed": run.seed, "rate": run.rate}
@@ -166,8 +162,6 @@ def bench(
         append(folder, {**facts, **about, **record, "whole_cpu_seconds": round(whole, 1)})
         made += 1
         say(f"{run.id}: {summary(record['points'])}; {whole:.0f} CPU seconds")
-        if most is not None and made >= most:
-            break
     return made
 
 
@@ -184,7 +178,7 @@ def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[s
     peaks: list[int] = []
 
     def at_epoch(epoch: int, seconds: Mapping[str, float]) -> None:
-        peaks.append(peak_bytes())
+        peaks.append(_memory("VmHWM"))  # the largest since `reset_peak`
         if row.repair:
             if epoch < EPOCHS:
                 return
@@ -205,21 +199,17 @@ def one(subject: Any, measures: Any, run: Run, skill: Any, data: Path) -> dict[s
     return {**facts, "peak_bytes": max(0, max(peaks) - before), "points": points}
 
 
-def peak_bytes() -> int:
-    """Return the largest memory that this process has taken since `reset_peak`, in bytes; 0 where nobody says."""
-    return _status("VmHWM")
-
-
 def reset_peak() -> int:
     """Forget the peak; return the memory that is taken now."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return 0
-    return _status("VmRSS")
+    return _memory("VmRSS")
 
 
-def _status(name: str) -> int:
+def _memory(name: str) -> int:
+    """A number of bytes that Linux has of this process; 0 where nobody says."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

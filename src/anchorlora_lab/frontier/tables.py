@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from anchorlora.pages.table import Column, Table, Value
-from anchorlora_lab.report.figures.style import COLORS, LINES, OTHERS, REFERENCE
+from anchorlora_lab.report.figures.style import COLORS, LINES, OTHERS, REFERENCE, canvas
 from anchorlora_lab.report.grid import pivot
 from anchorlora_lab.report.records import group_by
 
@@ -216,15 +216,9 @@ def frontier_table(records: Sequence[Mapping[str, Any]], title: str, *, choosing
         (Column("MiB", 1), lambda e: e.mean(lambda p: p.bytes) / 2**20),
         (Column("peak GiB", 1), lambda e: e.mean(lambda p: p.peak) / 2**30),
     ]
-    note = (
-        "new: score on held-out examples of the new skill, %. kept: mean change of old abilities, in points; then its parts. "
-        "lost, gained: examples of old abilities that turned wrong, right. n: pairs of skill and seed. "
-        "KL to the model before: own, on chats that it wrote; new, on prompts of the new skill; human, on text of people. "
-        "† learns less than plain LoRA at its best rate, at every setting. Rows with † or fewer pairs are not ranked."
-    )
     pairs_of = [len({p.cluster for p in entry.members}) for entry in entries]
     apart = frozenset(i for i, entry in enumerate(entries) if "†" in entry.name or pairs_of[i] < max(pairs_of))
-    return pivot("frontier", f"Learning and keeping, {title}", entries, measures, note, apart)
+    return pivot("frontier", f"Learning and keeping, {title}", entries, measures, partial=apart)
 
 
 PANELS = {"none": "new examples alone", "own text": "with text of the model's own", "old data": "with old data"}
@@ -252,8 +246,8 @@ def picture(records: Sequence[Mapping[str, Any]]) -> Figure:
         if at_all := [(fmean(p.learned for p in at), fmean(p.kept for p in at)) for at in own if len(at) == len(shared)]:
             means[name] = at_all
     panels = [kind for kind in PANELS if any(data[name] == kind for name in means)]
-    figure = Figure(figsize=(1 + 4.4 * max(1, len(panels)), 6.2), layout="constrained")
-    axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharex=True, sharey=True)[0]
+    columns = max(1, len(panels))
+    figure, (axes,) = canvas((1 + 4.4 * columns, 6.2), 1, columns, sharex=True, sharey=True)
     color_of: dict[str, str] = {}  # of a method in all panels, with its marker
     for at, kind in zip(axes, panels, strict=False):
         names = [name for name in means if data[name] == kind]
@@ -267,10 +261,10 @@ def picture(records: Sequence[Mapping[str, Any]]) -> Figure:
             method = name.split()[0]
             variant, color = variants[method], color_of[method]
             variants[method] += 1
-            look = {"color": color, "marker": OTHERS[COLORS.index(color) % len(OTHERS)], "markersize": 5}
+            look: dict[str, Any] = {"color": color, "marker": OTHERS[COLORS.index(color) % len(OTHERS)], "markersize": 5}
             look["fillstyle"] = ("full", "none", "left")[variant % 3]
             at.plot(*zip(*means[name], strict=True), linestyle="", alpha=0.3, **look)
-            line = {"linewidth": 1, "linestyle": LINES[variant % len(LINES)], "label": name}
+            line: dict[str, Any] = {"linewidth": 1, "linestyle": LINES[variant % len(LINES)], "label": name}
             at.plot(*zip(*best_of(means[name]), strict=True), **line, **look)
         at.axhline(0, color=REFERENCE, linewidth=0.8)
         at.set_title(PANELS[kind], fontsize="medium")
