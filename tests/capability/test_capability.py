@@ -21,7 +21,7 @@ from anchorlora.errors import NotFinite
 from anchorlora.models.load import load_base_model
 from anchorlora_lab.suites import mmlu
 from anchorlora_lab.suites.evaluation import Flips, read_evaluation
-from anchorlora_lab.suites.measure import BaseScores, Questions, cache_folder, evaluate, ingredients, target_of
+from anchorlora_lab.suites.measure import Questions, base_scores, cache_file, cache_folder, evaluate, ingredients, target_of
 from anchorlora_lab.suites.questions import EvalProgress
 
 lm_eval = pytest.importorskip("lm_eval", minversion="0.4.12")
@@ -145,12 +145,12 @@ def test_the_cache_key_changes_with_each_ingredient(model, tmp_path):
     stopping = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[7]))
     keys += [ingredients(replace(base_model, model=stopping), asked, packages=used), keys[0] | {"device": "other"}]
     keys += [keys[0] | {"versions": keys[0]["versions"] | {name: "0"}} for name in ("lm_eval", "torch", "transformers")]
-    assert len({BaseScores(tmp_path).path(key) for key in keys}) == len(keys) == 14
+    assert len({cache_file(tmp_path, key) for key in keys}) == len(keys) == 14
 
 
 def test_a_model_without_a_hash_is_measured_each_time(tmp_path):
     notes = []
-    assert BaseScores(tmp_path / "cache").get({"model": None}, lambda: "measured", note=notes.append) == "measured"
+    assert base_scores(tmp_path / "cache", {"model": None}, lambda: "measured", notes.append) == "measured"
     assert "not cached" in notes[0]
     assert not (tmp_path / "cache").exists()
 

@@ -102,8 +102,11 @@ class HarnessTask:
             # null for an error that lm_eval does not give, as for a single question
             metrics={_shown(k): Score(score=float(row[k]), stderr=_number(row.get(k.replace(",", "_stderr,", 1)))) for k in keys},
             values={leaf: _values(results["samples"][leaf], keys) for leaf in self.leaves},
-            parts={leaf: _part(rows[leaf], self._keys(rows[leaf])) for leaf in self.leaves} if self.groups else {},
+            parts={leaf: self._part(rows[leaf]) for leaf in self.leaves} if self.groups else {},
         )
+
+    def _part(self, row: Mapping[str, Any]) -> PartScores:
+        return PartScores(n=row["sample_len"], scores={_shown(key): float(row[key]) for key in self._keys(row)})
 
     def _keys(self, row: Mapping[str, Any]) -> list[str]:
         """Metric and filter, as "acc,none", of every metric with a finite score; in the order of the metrics."""
@@ -209,10 +212,6 @@ def _fractions(name: str, metrics: Iterable[str], leaves: Mapping[str, Any]) -> 
 def _shown(key: str) -> str:
     """A metric's name, with its filter if it has one: "acc,none" is acc."""
     return key.removesuffix(",none")
-
-
-def _part(row: Mapping[str, Any], keys: Iterable[str]) -> PartScores:
-    return PartScores(n=row["sample_len"], scores={_shown(key): float(row[key]) for key in keys})
 
 
 def _values(samples: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> dict[str, list[float | None]]:

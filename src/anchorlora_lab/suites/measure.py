@@ -113,7 +113,6 @@ def _measure(target: EvalTarget, questions: Questions, inputs: LocalInputs, cach
     exams += [inputs.prompts] if inputs.prompts else []
     base_model = _load_model(target)
     tokenizer = base_model.tokenizer
-    kept = BaseScores(cache)
 
     def score(exam: Any, model: Any, what: str) -> TaskScores:
         watch.measures(f"{exam.name} {what}")
@@ -122,7 +121,7 @@ def _measure(target: EvalTarget, questions: Questions, inputs: LocalInputs, cach
     def base_score(exam: Any) -> TaskScores:
         packages = PACKAGES if exam is inputs.prompts else (*PACKAGES, HARNESS)
         key = ingredients(base_model, exam.key(base_model.model, tokenizer, questions), packages=packages)
-        scores = kept.get(key, lambda: score(exam, base_model.model, "without the adapter"), note=watch.note)
+        scores = base_scores(cache, key, lambda: score(exam, base_model.model, "without the adapter"), watch.note)
         task_change(exam.name, scores, scores)  # what is no fraction is refused before anything else is measured
         return scores
 
@@ -254,37 +253,32 @@ class CachedScores(FilePart):
     measured: TaskScores
 
 
-@dataclass(frozen=True)
-class BaseScores:
-    """Cached scores of base models."""
-
-    folder: Path  # where they are kept
-
-    def get(self, key: dict[str, Any], measure: Callable[[], TaskScores], *, note: Callable[[str], None]) -> TaskScores:
-        """Return the score under a key; measure it if it is missing or damaged, or if the model has no hash."""
-        if key["model"] is None:
-            note("the base score is not cached: the model's files have no known hash")
-            return measure()
-        path = self.path(key)
-        if path.exists():
-            try:
-                kept: CachedScores | None = read_file(path, CachedScores, remedy="")
-            except ValueError:
-                kept = None
-            if kept and kept.key == key:
-                return kept.measured
-            note(f"{path} is {'for a different request' if kept else 'damaged'}; measuring the base score again")
-        scores = measure()
+def base_scores(cache: Path, key: dict[str, Any], measure: Callable[[], TaskScores], note: Callable[[str], None]) -> TaskScores:
+    """Return the cached scores under a key; measure them if they are missing or damaged, or if the model has no hash."""
+    if key["model"] is None:
+        note("the base score is not cached: the model's files have no known hash")
+        return measure()
+    path = cache_file(cache, key)
+    if path.exists():
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(CachedScores(key=key, measured=scores).model_dump(), indent=1) + "\n")
-        except OSError as error:
-            note(f"the base score is not cached: {error.strerror}: {path}")
-        return scores
+            kept: CachedScores | None = read_file(path, CachedScores, remedy="")
+        except ValueError:
+            kept = None
+        if kept and kept.key == key:
+            return kept.measured
+        note(f"{path} is {'for a different request' if kept else 'damaged'}; measuring the base score again")
+    scores = measure()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(CachedScores(key=key, measured=scores).model_dump(), indent=1) + "\n")
+    except OSError as error:
+        note(f"the base score is not cached: {error.strerror}: {path}")
+    return scores
 
-    def path(self, key: dict[str, Any]) -> Path:
-        """Return the file of a key."""
-        return self.folder / f"eval-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
+
+def cache_file(cache: Path, key: dict[str, Any]) -> Path:
+    """Return the file of a key."""
+    return cache / f"eval-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
 
 
 def cache_folder() -> Path:

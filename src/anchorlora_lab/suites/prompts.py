@@ -25,7 +25,6 @@ from anchorlora.data.text import shortened, turn_of
 from anchorlora.data.thoughts import extract_answer
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import ends_of
-from anchorlora.paths import expanded
 from anchorlora.scores import Paired
 from anchorlora_lab.suites.evaluation import PROMPTS, Flip, FlippedPrompts, Score, TaskScores
 from anchorlora_lab.suites.questions import EvalProgress, Questions
@@ -43,7 +42,6 @@ SIGNS = re.compile(
 class OwnPrompts:
     """A file of the user's prompts and answers."""
 
-    path: Path
     questions: Sequence[Example]
     name: str = PROMPTS
 
@@ -114,7 +112,7 @@ class OwnPrompts:
 
 def read_prompts(path: Path) -> OwnPrompts:
     """Return the prompts of a file."""
-    return OwnPrompts(expanded(path), read_answered(path))
+    return OwnPrompts(read_answered(path))
 
 
 def is_right(text: str, answer: str) -> bool:
