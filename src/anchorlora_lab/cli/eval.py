@@ -14,7 +14,7 @@ from anchorlora.cli.options import ReadsRows
 from anchorlora.cli.signals import stopping_at_once
 from anchorlora.errors import Failed, InvalidValue
 from anchorlora.text import shown
-from anchorlora_lab.suites.evaluation import PROMPTS, Evaluation, Flips, Score, TaskChange
+from anchorlora_lab.suites.evaluation import Evaluation, Flips, Score, TaskChange
 
 WORST = 5  # parts, and prompts, that are listed
 
@@ -107,18 +107,11 @@ def eval_(
 def gate(evaluation: Evaluation, points: float) -> None:
     """Refuse an evaluation with a task that fell too far, or that cannot show that it did not."""
     dropped = evaluation.dropped(points)
-    reasons = [f"{'; '.join(map(_fall, dropped))}: more than the {points:g} allowed"] if dropped else []
+    fallen = "; ".join(f"{task.task} {task.fall}" for task in dropped)
+    reasons = [f"{fallen}: more than the {points:g} allowed"] if dropped else []
     reasons += [f"{task.task} shows nothing: {why}" for task in evaluation.tasks if (why := task.cannot_tell(points))]
     if reasons:
         raise Failed("; ".join(reasons))
-
-
-def _fall(task: TaskChange) -> str:
-    interval = ""
-    if task.interval and task.task != PROMPTS:
-        low, high = task.interval
-        interval = f" (95 % interval of the change: {low:+.2f} to {high:+.2f})"
-    return f"{task.task} fell by {-task.change:.2f} points{interval}"
 
 
 def show(evaluation: Evaluation) -> None:

@@ -97,6 +97,14 @@ class TaskChange(FilePart):
             return None
         return self.change - QUANTILE * self.change_stderr, self.change + QUANTILE * self.change_stderr
 
+    @property
+    def fall(self) -> str:
+        """How far the score fell, in words; with the interval, which own prompts lack, since they are not a sample."""
+        fall = f"fell by {-self.change:.2f} points"
+        if self.interval is None or self.task == PROMPTS:
+            return fall
+        return f"{fall} (95 % interval of the change: {self.interval[0]:+.2f} to {self.interval[1]:+.2f})"
+
     def fell(self, points: float) -> bool:
         """Return True if the score fell by more than a number of percentage points."""
         return self.change < -points
@@ -114,9 +122,7 @@ class TaskChange(FilePart):
             return "" if self.n >= LEAST else f"n = {self.n} is too small to show anything; give at least {LEAST} prompts"
         half = max(100 * most_share(0, self.n), QUANTILE * (self.change_stderr or 0.0))
         if self.uncertain and self.fell(points):
-            low, high = self.interval or (0.0, 0.0)
-            interval = f"(95 % interval of the change: {low:+.2f} to {high:+.2f})"
-            return f"it fell by {-self.change:.2f} points {interval}, which may be chance: n = {self.n} is too small to tell"
+            return f"it {self.fall}, which may be chance: n = {self.n} is too small to tell"
         if points > 0 and half > points:
             return f"n = {self.n} is too small to show a fall of {points:g} points: one of up to {half:.1f} may go unseen"
         return ""
