@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,9 @@ from anchorlora.cli.options import recipe_argument
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.text import amount
 from anchorlora_lab.cli.engines import StudyRequest, seeds, seeds_of, split_list, study_options
+
+if TYPE_CHECKING:
+    from anchorlora.methods import Method
 
 
 @click.command(epilog=example("anchorlora grid mini --methods seq-lora,sfor --out runs/grid"))
@@ -47,16 +51,18 @@ def grid(
     Each run is a separate process with its own run directory. Repeat the command to run only what is missing. A run that fails
     does not stop the others. Several local calls may work on one folder at the same time.
     """
-    from anchorlora.cli.parsing import orders_named, refuse_unknown_tasks
+    from anchorlora.cli.parsing import method_named, orders_named, refuse_unknown_tasks
+    from anchorlora.methods import METHODS
     from anchorlora.store.selection import read_selection
     from anchorlora_lab.cli.progress import commands, failures, run_all, say_finished
     from anchorlora_lab.grid.plan import GridAxes, plan, refuse_other_data
 
     recipe, numbers = study.recipe, study.numbers
     named = orders_named(split_list(orders) if orders else None, recipe)
-    axes = GridAxes(_methods(methods), named, seeds_of(seeds), split_list(models) if models else ())
+    chosen = {name: method_named(name) for name in (METHODS if methods == "all" else split_list(methods))}
+    axes = GridAxes(list(chosen), named, seeds_of(seeds), split_list(models) if models else ())
     selections = [read_selection(path) for path in manifests]
-    settings = _settings(axes.methods, numbers)
+    settings = _settings(chosen, numbers)
     _refuse_unfitting(selections, axes.methods, numbers)
     planned = plan(recipe, axes, study.to, settings=settings, selections=selections)
     if dry_run:
@@ -82,29 +88,16 @@ def grid(
     failures(outcomes, study)
 
 
-def _methods(text: str) -> list[str]:
-    """The methods as the command names them, each looked up before anything runs."""
-    from anchorlora.cli.parsing import method_named
-    from anchorlora.methods import METHODS
-
-    names = list(METHODS) if text == "all" else split_list(text)
-    for name in names:
-        method_named(name)
-    return names
-
-
-def _settings(methods: Sequence[str], numbers: dict[str, float]) -> dict[str, dict[str, float]]:
+def _settings(methods: Mapping[str, Method], numbers: dict[str, float]) -> dict[str, dict[str, float]]:
     """The numbers that each method has; a number that no method has is refused."""
-    from anchorlora.cli.parsing import method_named
-
     settings: dict[str, dict[str, float]] = {name: {} for name in methods}
     for number, value in numbers.items():
         kind = number.partition(".")[0]
-        having = [name for name in methods if kind in {type(part).__name__ for part in method_named(name).parts}]
+        having = [name for name, method in methods.items() if kind in {type(part).__name__ for part in method.parts}]
         if not having:
             raise UnknownName(f"no method of this grid has a part called {kind!r} ({number})")
         for name in having:
-            method_named(name).changed({number: value})
+            methods[name].changed({number: value})
             settings[name][number] = value
     return settings
 

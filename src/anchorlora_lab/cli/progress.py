@@ -86,13 +86,10 @@ def say_finished(planned: Sequence[Planned], kind: str, outcomes: Sequence[Outco
 
 def handed_over(outcomes: Sequence[Outcome], root: Path) -> None:
     """Say which runs were not waited for."""
-    submitted = Counter(o.note for o in outcomes if o.status == "submitted")
-    for note, count in submitted.items():
-        out.print(f"{count} submitted: {note}")
-    elsewhere = Counter(o.note or "in progress in another process" for o in outcomes if o.status == "elsewhere")
-    for where, count in elsewhere.items():
-        out.print(f"{count} {where}" if where.startswith("in ") else f"{count} submitted before: {where}")
-    if submitted or elsewhere:
+    handed = Counter(_describe(o) for status in ("submitted", "elsewhere") for o in outcomes if o.status == status)
+    for words, count in handed.items():
+        out.print(f"{count} {words}")
+    if handed:
         out.print(f"anchorlora status {root} tells how far they are")
 
 
