@@ -157,12 +157,12 @@ WIDE = (AnswerSensitivity(), SensitiveCore(0.99, 4, 64))
 sc_plain = Method("sc-plain", PerTask(), (*WIDE, *EXACT))
 sc_start = Method("sc-start", PerTask(), (*WIDE, GradientStart(), *EXACT))
 sc_start_brake = Method("sc-start-brake", PerTask(), (*WIDE, GradientStart(), *EXACT, KroneckerBrake(30.0)))
-brake_start = Method("brake-start", PerTask(), (AnswerSensitivity(), GradientStart(), KroneckerBrake()))
+brake_start = Method("brake-start", PerTask(), (AnswerSensitivity(), GradientStart(), KroneckerBrake(100.0)))
 
 NESTED = (AnswerSensitivity(), NestedCore(1.0, 4, 20))
 nested = Method("nested", PerTask(), (*NESTED, *EXACT))
 equal_weights = Method(
-    "equal-weights", FoldedPerTask(16), (EqualWeights(), SensitiveCore(1.0, 8, 8), GradientStart(), *EXACT, KroneckerBrake())
+    "equal-weights", FoldedPerTask(16), (EqualWeights(), SensitiveCore(1.0, 8, 8), GradientStart(), *EXACT, KroneckerBrake(100.0))
 )
 soft1, soft10 = (
     Method(f"soft{share}", PerTask(), (AnswerSensitivity(), GradientStart(), SoftProjection(share / 100))) for share in (1, 10)
@@ -178,10 +178,10 @@ sfor_plain = Method("sfor-plain", Shared(), (Freeze("B"), ProjectDisplacement("A
 hard_plain = Method("hard-plain", PerTask(), (RoutingOverlap(0.5), *EXACT))
 inc_plain = Method("inc-plain", PerTask(), EXACT)
 sfor_sensitive = Method("sfor-sensitive", Shared(), (AnswerSensitivity(), SensitiveCore(), Freeze("B"), ProjectDisplacement("A")))
-seq_brake = Method("seq-brake", Shared(), (AnswerSensitivity(), KroneckerBrake()))
+seq_brake = Method("seq-brake", Shared(), (AnswerSensitivity(), KroneckerBrake(100.0)))
 
 # fold-16 without one part
 CORE = SensitiveCore(1.0, 8, 8)
 fold_nobrake = Method("fold-16-no-brake", FoldedPerTask(16), (AnswerSensitivity(), CORE, GradientStart(), *EXACT))
-fold_nocore = Method("fold-16-no-core", KeepingNothing(16), (AnswerSensitivity(), GradientStart(), KroneckerBrake()))
-fold_uniform = Method("fold-16-uniform", FoldedPerTask(16), (AnswerSensitivity(), CORE, *EXACT, KroneckerBrake()))
+fold_nocore = Method("fold-16-no-core", KeepingNothing(16), (AnswerSensitivity(), GradientStart(), KroneckerBrake(100.0)))
+fold_uniform = Method("fold-16-uniform", FoldedPerTask(16), (AnswerSensitivity(), CORE, *EXACT, KroneckerBrake(100.0)))

@@ -88,7 +88,7 @@ DEFAULTS = {
     FisherAnchor: {"strength": 1e4, "examples": 500},
     AnswerSensitivity: {"examples": 64, "inputs": 64, "outputs": 32, "seed": 0, "alike": False},
     SensitiveCore: {"energy": 0.93, "at_least": 4, "at_most": 20},
-    KroneckerBrake: {"strength": 100.0},
+    KroneckerBrake: {"strength": 30.0},
     GradientStart: {"examples": 64, "first_task": 2, "principal": 0.0},
     NullStart: {"examples": 64},
 }

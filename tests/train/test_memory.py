@@ -12,13 +12,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from anchorlora import METHODS
 from anchorlora.adapters import lora_layers, read_adapter
 from anchorlora.cli.app import main
+from anchorlora.config import BaseModelSettings
 from anchorlora.constraints.sensitivity import sensitivity
 from anchorlora.continual.losses import spread
 from anchorlora.data import read_samples
 from anchorlora.features.files import read_tensors
 from anchorlora.store.seal import sha256
 from anchorlora.train.kept import hold_out, row_of
-from anchorlora.train.request import skill_request
+from anchorlora.train.request import SkillRequest, skill_request
 from skills import FEW, NARROW, written
 
 
@@ -326,9 +327,15 @@ def test_a_fold_keeps_the_size_of_the_adapter_that_it_goes_on_from(narrow, data,
     assert {factors.rank for factors in read_adapter(tmp_path / "old/adapter").values()} == {16}
 
 
+def test_a_method_of_ones_own_keeps_the_numbers_that_it_is_written_with():
+    request = SkillRequest(base_model=BaseModelSettings(model="any"), data="new.jsonl", name="new", method="mine")
+    own = METHODS["fold-16"].named("mine")
+    assert request.numbers_in({"mine": own}) == {"AnswerSensitivity.alike": 1}
+
+
 def test_numbers_of_the_method_can_be_set_and_go_on_with_the_next_skill(narrow, data, tmp_path, capsys):
     wide, then = ["--set", "FoldedPerTask.rank=20", "--set", "GradientStart.examples=9"], tmp_path / "then"
-    assert "GradientStart(16)" in json.loads((narrow / "record.json").read_text())["method"]["parts"]
+    assert {"GradientStart(16)", "KroneckerBrake(30.0)"} <= {*json.loads((narrow / "record.json").read_text())["method"]["parts"]}
     assert taught(data, tmp_path / "first", "fold-16", after=narrow, keep=(), new="questions", more=wide) == 0
     again = {"after": tmp_path / "first", "keep": (), "new": "reviews"}
     assert taught(data, then, "fold-16", **again, more=["--name", "again"]) == 0
@@ -337,7 +344,7 @@ def test_numbers_of_the_method_can_be_set_and_go_on_with_the_next_skill(narrow, 
     for out in (tmp_path / "first", then):
         assert {factors.rank for factors in read_adapter(out / "adapter").values()} == {20}
         record = json.loads((out / "record.json").read_text())
-        assert {"FoldedPerTask(20)", "GradientStart(9)"} <= {*record["method"]["parts"]}
+        assert {"FoldedPerTask(20)", "GradientStart(9)", "KroneckerBrake(100.0)"} <= {*record["method"]["parts"]}
         refuse_leak(out, "fold-16", before=(narrow if out.name == "first" else tmp_path / "first") / "adapter")
     capsys.readouterr()
     assert taught(data, then, "fold-16", **again, more=["--name", "again", "--set", "FoldedPerTask.rank=24"]) != 0

@@ -151,7 +151,7 @@ def test_the_config_of_a_skill_repeats_its_run(finished, tmp_path):
     assert differing <= {"layers", "files"}, "a run also makes the cores of a next task; a skill leaves rows to a later one"
     others = {name for name, known in one["files"].items() if again["files"][name] != known}
     assert others <= {"tasks/1-news/cores.safetensors"}
-    assert one["protocol"]["tuned"] == {"AnswerSensitivity.alike": 1, "GradientStart.examples": 16}
+    assert one["protocol"]["tuned"] == {"AnswerSensitivity.alike": 1, "GradientStart.examples": 16, "KroneckerBrake.strength": 30}
 
 
 def test_the_old_adapter_of_a_run_is_that_after_its_last_task(finished, data, tmp_path):

@@ -53,7 +53,7 @@ class KroneckerBrake(ProtectsPast):
         {'predicted_kl': 0.0}
     """
 
-    strength: float = 100.0
+    strength: float = 30.0
     requires = ()
     reads = MEMORY
 

@@ -301,7 +301,7 @@ brake = CatalogEntry(
     when="Use it if soft protection is enough and no direction should be closed to the new task.",
     place=13,
     compared_with=("sensitive-core",),
-).of(inc_lora.plus(AnswerSensitivity(), KroneckerBrake(), name="brake"))
+).of(inc_lora.plus(AnswerSensitivity(), KroneckerBrake(100.0), name="brake"))
 sensitive_core = CatalogEntry(
     about="A new block that is exact on the directions that earlier answers depend on most, instead of the strongest features.",
     place=6,
@@ -316,7 +316,12 @@ rank_split = CatalogEntry(
     choice=Choice(EXAMPLES, "one shared adapter of the usual shape, exact", 5),
 ).of(
     seq_lora.plus(
-        AnswerSensitivity(), SensitiveCore(1.0, 4, 4), ProjectDisplacement("A"), RankSplit(), KroneckerBrake(), name="rank-split"
+        AnswerSensitivity(),
+        SensitiveCore(1.0, 4, 4),
+        ProjectDisplacement("A"),
+        RankSplit(),
+        KroneckerBrake(100.0),
+        name="rank-split",
     )
 )
 
@@ -324,7 +329,7 @@ rank_split = CatalogEntry(
 def folding(k: int) -> tuple[Constraint, ...]:
     """Return the constraints of a block that is folded, with cores of k directions."""
     core = (AnswerSensitivity(), SensitiveCore(1.0, k, k))
-    return (*core, GradientStart(), Retract("A"), ProjectDisplacement("A"), KroneckerBrake())
+    return (*core, GradientStart(), Retract("A"), ProjectDisplacement("A"), KroneckerBrake(100.0))
 
 
 fold_8 = CatalogEntry(

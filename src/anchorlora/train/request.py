@@ -15,7 +15,7 @@ from pydantic import Field
 
 from anchorlora.adapters import read_adapter
 from anchorlora.config import BaseModelSettings, Count, Place, Positive, Recipe, Settings, Targets, TaskName, differences
-from anchorlora.constraints import AnswerSensitivity, Freeze, GradientStart
+from anchorlora.constraints import AnswerSensitivity, Freeze, GradientStart, KroneckerBrake
 from anchorlora.data.sample_files import HUB
 from anchorlora.data.sources import TextTaskSettings
 from anchorlora.errors import InvalidValue
@@ -107,13 +107,17 @@ class SkillRequest(Settings):
         return methods[self.method].changed(self.numbers_in(methods))
 
     def numbers_in(self, methods: Mapping[str, Method]) -> dict[str, float]:
-        """Return all numbers of the request's method: kept things have equal weight, and a block starts from two batches."""
+        """Return all numbers of the request's method: kept things have equal weight. A method of the catalog starts from fewer
+        examples than there, and, except in a chain, with a weaker penalty.
+        """
         numbers: dict[str, float] = {}
         for part in methods[self.method].constraints:
             if isinstance(part, AnswerSensitivity):
                 numbers["AnswerSensitivity.alike"] = 1
-            if isinstance(part, GradientStart) and not part.principal:
+            if isinstance(part, GradientStart) and not part.principal and self.method in METHODS:
                 numbers["GradientStart.examples"] = STARTS_FROM
+            if isinstance(part, KroneckerBrake) and self.method in METHODS and self.after is None:
+                numbers["KroneckerBrake.strength"] = KroneckerBrake.strength
         return numbers | self.numbers
 
     @property
