@@ -92,7 +92,7 @@ def test_factors_that_were_moved_to_another_device_are_named_before_the_step():
     optimizer = optimizer_for(anchor, "adamw")
     moved = "factor A at layer0 was on meta and is on cpu now; move the model first, then protect it"
     with pytest.raises(ProtectionLost, match=moved), protect(optimizer, anchor, SFOR) as held:
-        held.watch.stored = [(*stored[:-1], torch.device("meta")) for stored in held.watch.stored]
+        held.watch.stored = [(*factor, before | {"device": torch.device("meta")}) for *factor, before in held.watch.stored]
         train(anchor, optimizer, 1)
 
 

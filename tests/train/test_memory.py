@@ -122,7 +122,7 @@ def test_a_fold_keeps_the_core_exactly_and_the_record_names_the_memory(folded):
     record = json.loads((folded / "record.json").read_text())
     assert record["protocol"]["start"] == {"old_memory": sha256(folded / "skill/before/memory.safetensors")}
     protection = verdict(folded)["protection"]
-    assert (protection["memory"]["directions"], protection["penalty"]) == (8, 100)
+    assert (protection["memory"]["directions"], protection["penalty"]) == (8, 30)
     assert any("8 directions at each layer" in said for said in verdict(folded)["sentences"])
 
 

@@ -109,7 +109,7 @@ class Scorer:
         """Return the greedy answer to each prompt; `likely` ones are drafts, which are accepted as far as they are right."""
         model, how = self.model.eval(), self._answering(max_new_tokens, likely)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        most = self.batch if self.packed else rows_at_once(model, self.batch)
+        most = self.batch if self.packed else rows_at_once(model, min(self.batch, max(1, len(prompts))))
         prefix = _Prefix.of(model, prompts, self.device) if self.share_prefix and not self.packed else _Prefix.none()
 
         def read(batch: Sequence[int]) -> dict[int, str]:
@@ -162,7 +162,7 @@ class Scorer:
         self.model.eval()
         order = sorted(range(len(examples)), key=lambda i: len(examples[i].prompt) + len(examples[i].answer))
         numbered = iter(order)
-        most = TOKENS * self.batch if self.packed else rows_at_once(self.model, TOKENS * self.batch)
+        most = TOKENS * self.batch if self.packed or len(examples) < 2 else rows_at_once(self.model, TOKENS * self.batch)
         groups = rows_of([examples[i] for i in order], most, share=self.packed)
         rows = [[(next(numbered), e) for e in group] for group in groups]
 

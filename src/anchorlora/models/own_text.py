@@ -206,7 +206,7 @@ def _write_batches(
     if chat and state.goes_on:
         drawn = draw(model, state, first, stops=ending, longest=longest, leave=0.0)
     else:
-        drawn = _drawn(model, tokenizer, [before] * len(first), first, stops=ending, longest=longest)
+        drawn = _draw_after(model, tokenizer, [before] * len(first), first, stops=ending, longest=longest)
     there = [row for row, ids in enumerate(drawn) if text_of(ids).strip()]
     written: list[list[dict[str, Any]]] = [[] for _ in numbers]
     if not chat:
@@ -219,15 +219,15 @@ def _write_batches(
     if state.goes_on and there:
         answers = draw(model, state.then(there, lengths, after), second[there], stops=stops, longest=longest)
     else:
-        answers = _drawn(model, tokenizer, prompts, second[there], stops=stops, longest=longest)
+        answers = _draw_after(model, tokenizer, prompts, second[there], stops=stops, longest=longest)
     for row, user, prompt, answer in zip(there, users, prompts, answers, strict=True):
         chats = [{"role": "user", "content": text_of(user)}, {"role": "assistant", "content": text_of(answer)}]
         written[row // BATCH].append({"messages": chats, "prompt_ids": prompt, "completion_ids": answer})
     return written
 
 
-def _drawn(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], numbers: Tensor, **how: Any) -> list[list[int]]:
-    """What a model draws after each prompt, at once if it reads padded rows."""
+def _draw_after(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], numbers: Tensor, **how: Any) -> list[list[int]]:
+    """Draw after each prompt; at once, if the model reads padded rows."""
     most = rows_at_once(model, max(1, len(prompts)))
     groups = [slice(start, start + most) for start in range(0, len(prompts), most)]
     states = ((DecodingState.of(model, tokenizer, prompts[rows]), numbers[rows]) for rows in groups)

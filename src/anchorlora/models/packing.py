@@ -328,7 +328,7 @@ def _difference(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
 def rows_at_once(model: Any, most: int) -> int:
     """Return `most`, or 1 if a model reads a padded row in another way than alone, as RWKV does, which knows no mask."""
     base = base_model_in(model)
-    if base not in _READS_PACKED and base not in _READS_PADDED:
+    if most > 1 and base not in _READS_PACKED and base not in _READS_PADDED:
         _READS_PADDED[base] = _reads_padded(model)
     return most if _READS_PADDED.get(base, True) else 1
 
