@@ -297,7 +297,7 @@ def chain_in_words() -> str:
     (plain, others), (ours, seeds) = ends
     sizes = [record["stored_bytes"] / 1e6 for record in chains[0]]
     return (
-        f"Three skills in a row (`--after`), with eight examples a step: {ours} % at the end ({seeds}), "
+        f"Three skills in a row (`--after`), with eight examples a step and a penalty of 100: {ours} % at the end ({seeds}), "
         f"plain LoRA trained further {plain} % ({others}). "
         f"Of the first skill, {first_kept(chains).replace(' ', ' % ', 1)} is kept, "
         f"and the adapter grows from {sizes[0]:.0f} to {sizes[-1]:.0f} MB."
