@@ -191,7 +191,7 @@ def instead(results: dict[str, list[dict[str, Any]]]) -> str:
     return tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", "left", *["right"] * 6)) + "\n"
 
 
-TIMED = {("passage", 2026), ("style", 7)}  # whose time and memory count: all variants ran on one day
+TIMED = {("passage", 2026), ("style", 7)}  # whose time and memory count; the command ran on another day than the others
 
 
 def price() -> str:
