@@ -251,19 +251,25 @@ def price() -> str:
 
 
 def on_gemma() -> str:
-    """What README's command learns and keeps on the second model, with two seeds, and plain LoRA with three others."""
+    """What README's command and plain LoRA learn and keep on the second model."""
     by = {(r["variant"], r["skill"], r["seed"]): r for r in read_records(ROOT / "results/first-command/gemma3")}
-    learned, moved = {}, {}
-    for variant in ("weaker", "plain"):
-        ran = [(now, by[("before", *cluster)]) for (name, *cluster), now in by.items() if name == variant]
-        learned[variant] = [100 * mean(now["new"]) for now, _ in ran]
-        old = [{n: [a - b for a, b in zip(now["old"][n], then["old"][n], strict=True)] for n in now["old"]} for now, then in ran]
-        moved[variant] = " to ".join(f"{bound:+.0f}" for bound in interval(old))
-    ours, plain = learned.values()
+    clusters = [cluster for name, *cluster in by if name == "command"]
+    before, plain, ours = ([by[(name, *cluster)] for cluster in clusters] for name in ("before", "plain", "command"))
+
+    def moved(after: Sequence[dict[str, Any]], then: Sequence[dict[str, Any]], part: str) -> str:
+        """The interval of one variant less another, over the new skills or over the old abilities."""
+        scores = [
+            ({a["skill"]: a["new"]}, {a["skill"]: b["new"]}) if part == "new" else (a["old"], b["old"])
+            for a, b in zip(after, then, strict=True)
+        ]
+        low, high = interval([{n: [x - y for x, y in zip(a[n], b[n], strict=True)] for n in a} for a, b in scores])
+        return f"{low:+.0f} to {high:+.0f}"
+
+    learned = [[100 * mean(record["new"]) for record in records] for records in (ours, plain)]
     return (
-        f"On Gemma 3 270M, a base model, the command learns {mean(ours):.0f} % ({len(ours)} runs of those two seeds; the worst "
-        f"{min(ours):.0f}), and plain LoRA {mean(plain):.0f} ({len(plain)} runs of three others); "
-        f"old abilities move by {moved['weaker']} and by {moved['plain']}."
+        f"On Gemma 3 270M, a base model, the command learns {mean(learned[0]):.0f} % and plain LoRA {mean(learned[1]):.0f} "
+        f"({len(clusters)} runs; {moved(ours, plain, 'new')}); "
+        f"old abilities move by {moved(ours, before, 'old')} and by {moved(plain, before, 'old')}."
     )
 
 
