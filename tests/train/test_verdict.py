@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from anchorlora.pages.verdict import render
 from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
+from anchorlora.train.budget import rise
 from anchorlora.train.judge import DEFAULT_MARGIN, FEWEST, Comparison, Margin, judge_kept, judge_learned
 from anchorlora.train.sentences import sentences
 from anchorlora.train.verdict import Kept, Protection, Twin, Verdict
@@ -55,6 +57,29 @@ def test_the_mean_over_chats_of_any_length_is_that_of_all_answers(chats):
     assert found.n == len(chats)
     for value, side in ((found.loss.before, 0), (found.loss.after, 1)):
         assert value == pytest.approx(sum(turn[side] for chat in chats for turn in chat) / sum(map(len, chats)), abs=1e-9)
+
+
+@pytest.mark.parametrize("n", [6, 8])
+def test_worse_is_seldom_said_where_nothing_changed(n):
+    draw, worse = random.Random(n), 0
+    for _ in range(500):
+        was, now = ([0.5 + draw.gauss(0, 0.1) for _ in range(n)] for _ in range(2))
+        rise = [2 + draw.gauss(0, 0.2) for _ in range(n)]
+        worse += kept((was, [2.0] * n), (now, rise), name="token_accuracy").verdict == "worse"
+    assert worse <= 0.07 * 500, "two intervals of 95 % have one end each"
+
+
+def test_a_budgets_bound_lies_below_the_mean_rise_as_seldom_as_it_says():
+    draw, below, rows = random.Random(3), 0, [str(i) for i in range(12)]
+    for _ in range(800):
+        after = [2.05 + draw.gauss(0, 0.2) for _ in rows]
+        below += rise([2.0] * 12, after, rows, half=0)["most"] < 0.05
+    assert below <= 0.07 * 800, "one end of an interval of 90 %"
+
+
+def test_a_loss_that_is_no_number_is_within_no_budget():
+    losses = [math.nan, *[0.5] * 11]
+    assert not rise([0.5] * 12, losses, [str(i) for i in range(12)], half=0)["most"] <= 1
 
 
 def test_answers_that_got_lost_are_worse_though_the_loss_is_equal():

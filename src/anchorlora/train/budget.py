@@ -127,4 +127,4 @@ def rise(before: Sequence[float], after: Sequence[float], rows: Sequence[str], *
     some = {*[*dict.fromkeys(rows)][half::2]}
     chosen = [i for i, row in enumerate(rows) if row in some]
     pairs = Paired(*(by_row([side[i] for i in chosen], [rows[i] for i in chosen]) for side in (before, after)))
-    return {"n": pairs.n, "mean": mean(pairs.changes), "most": pairs.interval(level=0.9)[1]}
+    return {"n": pairs.n, "mean": mean(pairs.changes), "most": pairs.t_interval(level=0.9)[1]}

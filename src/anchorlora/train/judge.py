@@ -68,7 +68,7 @@ class Change:
     def of(cls, name: str, pairs: Paired) -> Change:
         """Return the change of paired values."""
         before, after = pairs.means
-        return cls(name, before, after, after - before, pairs.interval())
+        return cls(name, before, after, after - before, pairs.t_interval())
 
 
 @dataclass(frozen=True)
