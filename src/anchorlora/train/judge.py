@@ -5,13 +5,14 @@
     cannot tell  neither; the reason has the largest harm still possible, and how many rows would tell
 
 An event that none of n rows shows may still happen in 1 - 0.025^(1/n) of all, about 3.7/n: an interval of equal rows has no width,
-and three rows prove nothing. Answers that are right or wrong have Clopper and Pearson's bound of the share that turned.
+and three rows prove nothing. Answers that are right or wrong have Clopper and Pearson's bound of the share that turned; other
+scores that of as many answers as would have to turn for such a spread. Intervals are Student's over rows, of which a chat is one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from anchorlora.data import LOSS
 from anchorlora.data.metrics import TOKEN_ACCURACY
 from anchorlora.errors import InvalidValue
-from anchorlora.scores import LEAST_PAIRS, Paired, most_share
+from anchorlora.scores import LEAST_PAIRS, Paired, most_share, student_quantile
 from anchorlora.text import amount
 
 ROUNDING = 1e-3  # nats; a loss that changes by less has not changed
@@ -105,17 +106,31 @@ class Comparison:
         """Return the largest drop, or rise, of the metric in points that the interval, and what few rows miss, do not exclude."""
         low, high = self.metric.interval
         bound = -low if worse else high
-        if self.flips is not None:
-            turned, back = (self.flips.lost, self.flips.gained) if worse else (self.flips.gained, self.flips.lost)
+        if self.flips is not None or self.metric.name != TOKEN_ACCURACY or self.n < LEAST_PAIRS:
+            turned, back = self._turned if worse else self._turned[::-1]
             bound = max(bound, 100 * (most_share(turned, self.n) - back / self.n))
-        elif self.metric.name != TOKEN_ACCURACY or self.n < LEAST_PAIRS:
-            bound = max(bound, 100 * most_share(0, self.n))
+            if self.flips is None:
+                bound = max(bound, 100 * most_share(0, self.n))
         return float(min(100.0, max(0.0, bound)))
 
+    @property
+    def _turned(self) -> tuple[int, int]:
+        """How many answers were lost and gained or, of scores in between, would have to be for this change and spread."""
+        if self.flips is not None:
+            return self.flips.lost, self.flips.gained
+        if self.n < LEAST_PAIRS:
+            return 0, 0
+        low, high = self.metric.interval
+        error = (high - low) / 2 / student_quantile(0.975, self.n - 1)
+        net = self.n * self.metric.change / 100
+        both = (self.n * (self.n - 1) * error**2 + self.n * self.metric.change**2) / 100**2
+        lost, gained = (min(self.n, max(0, math.floor((both + sign * net) / 2 + 1e-6))) for sign in (-1, 1))
+        return lost, gained
 
-def by_row(values: Sequence[float], rows: Sequence[Any]) -> list[float]:
+
+def by_row(values: Sequence[float], rows: Sequence[Hashable]) -> list[float]:
     """Return a value a row, whose mean is that of all values: turns of one chat are alike, so they are drawn together."""
-    sums: dict[Any, float] = {}
+    sums: dict[Hashable, float] = {}
     for value, row in zip(values, rows, strict=True):
         sums[row] = sums.get(row, 0.0) + value
     return [total * (len(sums) / len(values)) for total in sums.values()]
@@ -210,7 +225,7 @@ def _rows_needed(comparison: Comparison, possible: Harm, margin: Margin) -> int:
     tokens = comparison.metric.name == TOKEN_ACCURACY
     needed = max(n + 1, FEWEST if tokens else _fewest(margin.points))
     # where no answer turned, the bound shrinks with n, as `_fewest` has it; an interval with a width shrinks with its root
-    points = possible.points if comparison.flips and comparison.flips.lost else -comparison.metric.interval[0]
+    points = possible.points if possible.points > 100 * most_share(0, n) else -comparison.metric.interval[0]
     harms = ((-comparison.metric.change, points, margin.points), (comparison.loss.change, possible.nats, margin.nats))
     for harm, most, allowed in harms:
         if most > allowed and math.isfinite(most):
