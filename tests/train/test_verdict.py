@@ -82,6 +82,25 @@ def test_a_loss_that_is_no_number_is_within_no_budget():
     assert not rise([0.5] * 12, losses, [str(i) for i in range(12)], half=0)["most"] <= 1
 
 
+def test_answers_to_one_prompt_and_copies_of_one_text_say_no_more_than_one_of_them():
+    draw = random.Random(4)
+    answers = [[float(draw.random() < 0.8) for _ in range(20)] for _ in range(2)]
+    losses = [[draw.random() for _ in range(20)] for _ in range(2)]
+    for of in (
+        lambda i, copy: {"prompt_sha256": f"prompt {i}", "text": "so", "gold": f"answer {copy}"},
+        lambda i, copy: {"prompt_sha256": "of the beginning alone", "text": "", "gold": f"text {i}"},
+        lambda i, copy: {"prompt_sha256": f"prompt {copy}", "text": "so", "row": i},
+    ):
+        sides = [[row | of(i, 0) for i, row in enumerate(scores(*side))] for side in zip(answers, losses, strict=True)]
+        copied = [
+            [row | of(i, copy) for i, row in enumerate(scores(*side)) for copy in range(4)]
+            for side in zip(answers, losses, strict=True)
+        ]
+        one, several = Comparison.of(*sides), Comparison.of(*copied)
+        assert (several.n, several.flips) == (one.n, one.flips) == (20, one.flips)
+        assert several.loss.interval == pytest.approx(one.loss.interval)
+
+
 def test_a_score_that_few_rows_lose_whole_is_seldom_called_kept():
     """F1 of answers of a word or two: 5 % of the rows lose all of it, and the margin is 5 points."""
     draw, held = random.Random(5), 0

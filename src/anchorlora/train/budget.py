@@ -10,7 +10,7 @@ is kept.  skill/budget.json has every scale that was tried.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,7 +29,7 @@ from anchorlora.models.packing import unpackable
 from anchorlora.scores import Paired
 from anchorlora.store.files import write_text
 from anchorlora.train.folder import BUDGET, facts_in, probes_in, scores_in
-from anchorlora.train.judge import by_row
+from anchorlora.train.judge import by_row, rows_of
 from anchorlora.train.stages import Teaching
 
 STEPS = 20  # scales are tried from 1 down, by 1 / STEPS
@@ -52,7 +52,7 @@ class WithinBudget(RunCallback):
 
     def __init__(self, teaching: Teaching) -> None:
         self.teaching, self.request, self.folder = teaching, teaching.request, teaching.folder
-        refuse_few(rows_tested(self.folder, self.request.asked.tasks.test_limit))
+        refuse_few(rows_tested(self.folder))
 
     def on_steps_end(self, number: int, anchor: Anchor) -> None:
         """Find the scale, and leave the factors at it."""
@@ -65,8 +65,8 @@ class WithinBudget(RunCallback):
         encoder, limit = Encoder(tokenizer, max_tokens=recipe.training.max_tokens, ends=ends_of(model)), recipe.tasks.test_limit
         names = [part["name"] for part in facts_in(self.folder)["kept"]]
         tests = {name: probes_in(self.folder / "before", name).encoded(name, "test", encoder, limit=limit) for name in names}
-        rows = {name: [e.example.place for e in examples] for name, examples in tests.items()}
         scores = scores_in(self.folder, "before")
+        rows = {name: rows_of(scores[name]) for name in names}
         before = {name: [row["metrics"][LOSS] for row in scores[name]] for name in names}
         tests[self.request.name] = self.teaching.files.encoded(self.request.name, "test", encoder, limit=limit)
         trained = {layer.name: layer.current.copy() for layer in anchor.layers}
@@ -113,16 +113,13 @@ def leave_at(anchor: Anchor, trained: Mapping[str, Factors], scale: float) -> No
             layer.factor("B").copy_(factors.B)
 
 
-def rows_tested(folder: Path, limit: int | None) -> dict[str, int]:
-    """Return how many rows each kept thing is tested on; a chat is one row, since its turns are alike."""
-    rows = {}
-    for name, probes in ((part["name"], part["probes"]) for part in facts_in(folder)["kept"]):
-        examples = probes_in(folder / "before", name).examples(name, "test", limit=limit) if probes else ()
-        rows[name] = len({example.place for example in examples})
-    return rows
+def rows_tested(folder: Path) -> dict[str, int]:
+    """Return how many rows each kept thing is tested on; a chat is one row, since its turns are alike, and so is a prompt."""
+    scores = scores_in(folder, "before")
+    return {part["name"]: len({*rows_of(scores.get(part["name"], ()))}) for part in facts_in(folder)["kept"]}
 
 
-def rise(before: Sequence[float], after: Sequence[float], rows: Sequence[str], *, half: int) -> dict[str, float]:
+def rise(before: Sequence[float], after: Sequence[float], rows: Sequence[Hashable], *, half: int) -> dict[str, float]:
     """Return the mean rise of a loss over every second row, and its upper 95 % bound; no chat both chooses the scale and judges."""
     some = {*[*dict.fromkeys(rows)][half::2]}
     chosen = [i for i, row in enumerate(rows) if row in some]

@@ -6,7 +6,7 @@
 
 An event that none of n rows shows may still happen in 1 - 0.025^(1/n) of all, about 3.7/n: an interval of equal rows has no width,
 and three rows prove nothing. Answers that are right or wrong have Clopper and Pearson's bound of the share that turned; other
-scores that of as many answers as would have to turn for such a spread. Intervals are Student's over rows, of which a chat is one.
+scores that of as many answers as would have to turn for such a spread. Intervals are Student's over rows: chats, prompts, or texts.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Turned:
 class Comparison:
     """A model before and after, over the same examples."""
 
-    n: int  # examples; a chat is one, however many turns of it are answered
+    n: int  # examples; a chat is one, however many turns of it are answered, and so are all answers to one prompt
     metric: Change  # the primary one, in percent
     loss: Change  # of the right answers, in nats per token
     flips: Turned | None  # None where answers are more than right and wrong
@@ -92,7 +92,7 @@ class Comparison:
     @classmethod
     def of(cls, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Comparison:
         """Return the comparison of the scores of all examples, as `scores.json` has them."""
-        rows = [scores.get("row", i) for i, scores in enumerate(before)]
+        rows = rows_of(before)
 
         def pairs(name: str, unit: float) -> Paired:
             return Paired(*(by_row([unit * scores["metrics"][name] for scores in side], rows) for side in (before, after)))
@@ -128,8 +128,14 @@ class Comparison:
         return lost, gained
 
 
+def rows_of(scores: Sequence[Mapping[str, Any]]) -> list[Hashable]:
+    """Return what each example shares with those that say the same again: its chat, the prompt that it answers, or its text."""
+    prompts = ((row.get("prompt_sha256", i), "" if row.get("text") else row.get("gold")) for i, row in enumerate(scores))
+    return [row.get("row", prompt) for row, prompt in zip(scores, prompts, strict=True)]
+
+
 def by_row(values: Sequence[float], rows: Sequence[Hashable]) -> list[float]:
-    """Return a value a row, whose mean is that of all values: turns of one chat are alike, so they are drawn together."""
+    """Return a value a row, whose mean is that of all values: what is of one row is alike, so it is drawn together."""
     sums: dict[Hashable, float] = {}
     for value, row in zip(values, rows, strict=True):
         sums[row] = sums.get(row, 0.0) + value
