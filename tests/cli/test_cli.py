@@ -409,6 +409,7 @@ def test_data_import_and_verify(small_benchmark, tmp_path, capsys):
         (["run", "mini", "--method", "sfor", "--set", "rank", "--out", "x"], "--set takes field=value, not 'rank'"),
         (["run", "mini", "--method", "sfor", "--seed", "many"], "'many' is not a whole number"),
         (["run", "mini", "--method", "sfor", "--model", "./nowhere", "--out", "x"], "no model at ./nowhere"),
+        (["run", "mini", "--method", "sfor", "--model", "C:\\nowhere\\m", "--out", "x"], "no model at C:.nowhere.m"),
         (["grid", "mini", "--methods", "sfor", "--models", "embedded:mini,./nowhere", "--out", "x"], "no model at ./nowhere"),
         (["trace", "mini", "--methods", "sfor", "--model", "./nowhere", "--out", "x"], "no model at ./nowhere"),
         (

@@ -35,6 +35,7 @@ from anchorlora.store.seal import read_sealed, sha256
 from anchorlora.text import without_secrets
 from anchorlora.train import train as module
 from anchorlora.train import verdict as judging
+from anchorlora.train.kept import refuse_repeated
 from anchorlora.train.request import SkillRequest, default_recipe, name_of_data, skill_request
 from anchorlora.train.sealed import compare_inputs, keep_inputs, refuse_damaged_past, seal_skill
 from skills import FEW, NARROW, rows, written
@@ -426,6 +427,9 @@ def test_a_method_that_would_be_plain_lora_is_refused(data, tmp_path, capsys):
 def test_names_may_have_any_letters(data):
     assert [name_of_data(f"{stem}.jsonl") for stem in ("dätä", "my skill", "a..b", "con")] == ["data", "my-skill", "a", "skill-con"]
     assert name_of_data("技能.jsonl") != name_of_data("本.jsonl")
+    assert [name_of_data(name) for name in ("/mnt/C:/news.jsonl", "org/news:train", "news:2.jsonl")] == ["news"] * 3
+    with pytest.raises(InvalidValue, match="both called News"):  # one file, where case does not count
+        refuse_repeated(["News", "news"], "questions")
     given = {"base_model": BaseModelSettings(model="embedded:mini").model_dump(), "data": data["news"], "keep": ("self",)}
     request = skill_request(given | {"name": "my skill"}, same_size=False, method=None, methods=METHODS)
     assert (request.name, request.title) == ("my-skill", "my skill")

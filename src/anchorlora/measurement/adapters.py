@@ -126,7 +126,7 @@ def _blocks(
 def _one_base(folders: list[Path]) -> list[str]:
     """Refuse adapters of different base models, equal by the last part of their name; return notes on different revisions."""
     bases = {folder: without_secrets(str(read_config(folder).get("base_model_name_or_path") or "")) for folder in folders}
-    names = {base.rstrip("/").rpartition("/")[2]: folder for folder, base in bases.items() if base}
+    names = {Path(base).name: folder for folder, base in bases.items() if base}
     if len(names) > 1:
         (_, one), (_, other) = list(names.items())[:2]
         raise InvalidValue(
@@ -143,7 +143,7 @@ def _one_base(folders: list[Path]) -> list[str]:
 def _another_base(model: str | None, after: Path, adapter: Path) -> list[str]:
     """A note on a model that is given and whose path has not the last part of the name of the adapter's base in it."""
     base = without_secrets(str(read_config(adapter).get("base_model_name_or_path") or "")).rstrip("/")
-    path, name = (text.replace(":", "/").lower() for text in (expanded(model or "").resolve().as_posix(), base.rpartition("/")[2]))
+    path, name = (text.replace(":", "/").lower() for text in (expanded(model or "").resolve().as_posix(), Path(base).name))
     if model is None or name in path:
         return []
     return [f"{after} names {base} as its base model, and {model} was given; if their weights differ, the numbers say nothing"]

@@ -19,7 +19,7 @@ CONFIG = "config.json"
 
 def is_path(name: str) -> bool:
     """Return True if the name of a model is a path rather than a name on the hub."""
-    return expanded(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
+    return expanded(name).exists() or name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1
 
 
 def refuse_no_model(name: str) -> None:

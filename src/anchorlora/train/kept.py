@@ -148,8 +148,9 @@ def refuse_repeated(kept: Sequence[str], skill: str) -> None:
     """Refuse two things of one name."""
     if skill in kept:
         raise InvalidValue(f"what is learned and what is kept are both called {skill}; name the skill with --name")
+    folded = [name.casefold() for name in kept]  # as some systems take the names of files
     for name in kept:
-        if kept.count(name) > 1:
+        if folded.count(name.casefold()) > 1:
             raise InvalidValue(f"two things that are kept are both called {name}; give one of their files another name")
 
 

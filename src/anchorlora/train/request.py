@@ -386,4 +386,4 @@ def named(text: str) -> str:
 
 def stem_of(data: str) -> str:
     """Return what a file of data or a dataset of the hub is called."""
-    return Path(data.split(":")[0]).name.split(".")[0]
+    return re.split(r"[:.]", Path(data).name)[0]
