@@ -34,7 +34,12 @@ def test_the_blob_hash_is_the_one_git_gives(source):
     assert facts_of(path).git_blob_sha1 == said
 
 
-def test_a_repository_url_is_cloned_with_its_instructions_and_commit(source, tmp_path):
+def test_a_repository_url_is_cloned_with_its_instructions_commit_and_line_ends(source, tmp_path, monkeypatch):
+    for name, value in {"COUNT": "1", "KEY_0": "core.autocrlf", "VALUE_0": "true"}.items():  # as Git for Windows is installed
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    labels = source / "TC/toys/labels.json"
+    labels.write_bytes(b'["ball",\n"doll"]\n')
+    written = labels.read_bytes()
     repo = tmp_path / "repo"
     (repo / "configs").mkdir(parents=True)
     source.rename(repo / "CL_Benchmark")
@@ -47,6 +52,7 @@ def test_a_repository_url_is_cloned_with_its_instructions_and_commit(source, tmp
     manifest = import_benchmark(f"file://{repo}", tmp_path / "to")
     assert manifest["source"] == {"url": f"file://{repo}", "commit": commit}
     assert Benchmark(tmp_path / "to").task("toys").instruction == "Which toy?\n"
+    assert (tmp_path / "to/TC/toys/labels.json").read_bytes() == written
 
 
 def test_a_changed_file_is_altered_and_a_lost_one_missing(source, tmp_path):

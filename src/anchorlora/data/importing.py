@@ -56,7 +56,7 @@ def import_benchmark(source: str, to: Path) -> dict[str, Any]:
             "source": origin or {"folder": visible(Path(source).name)},
             "files": entries,
         }
-        (made / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
+        (made / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", newline="\n")
         benchmark = Benchmark(made)
         for name in benchmark.names:
             _readable(benchmark, name, shown=without_secrets(source))
@@ -114,7 +114,7 @@ def _fetch(source: str) -> Iterator[Path]:
         raise InvalidValue(f"{without_secrets(source)!r} holds characters that a URL cannot have; remove them")
     with tempfile.TemporaryDirectory(prefix="anchorlora-import-") as folder:
         allowed = {**os.environ, "GIT_ALLOW_PROTOCOL": "https:ssh:git:file", "GIT_TERMINAL_PROMPT": "0"}
-        clone = ["git", "clone", "--quiet", "--depth", "1", "--", source, folder]
+        clone = ["git", "-c", "core.autocrlf=input", "clone", "--quiet", "--depth", "1", "--", source, folder]
         try:
             subprocess.run(clone, check=True, env=allowed, capture_output=True, text=True, errors="replace")
         except FileNotFoundError:
