@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import socket
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -160,6 +161,10 @@ def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch):
     assert cache_folder() == Path("/somewhere/anchorlora")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert cache_folder() == Path.home() / ".cache/anchorlora"
+    for name in ("HOME", "XDG_CACHE_HOME"):  # a container's user who has no name
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert cache_folder() == Path(tempfile.gettempdir()) / "anchorlora"
 
 
 def test_an_adapter_whose_output_factor_is_zero_changes_nothing_at_all(ask, tmp_path, model):

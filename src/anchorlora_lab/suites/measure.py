@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -284,4 +285,9 @@ def cache_file(cache: Path, key: dict[str, Any]) -> Path:
 def cache_folder() -> Path:
     """The folder `anchorlora` in the user's cache directory."""
     named = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "anchorlora"
+    if Path(named).is_absolute():
+        return Path(named) / "anchorlora"
+    try:
+        return Path.home() / ".cache" / "anchorlora"
+    except RuntimeError:  # a container's user has no home
+        return Path(tempfile.gettempdir()) / "anchorlora"
