@@ -11,7 +11,6 @@ matmul precision into TF32 on a GPU or bfloat16 on a CPU that has it.
 from __future__ import annotations
 
 import ctypes
-import re
 import signal
 import sys
 import threading
@@ -39,8 +38,7 @@ else:
     torch = _Torch()
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-# what Linux says of main memory that is left, and of the most that a container may take, in both versions of control groups
-MEMORY = ("/proc/meminfo", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container, in both versions
 
 
 def accelerator() -> torch.device | None:
@@ -61,7 +59,7 @@ def chosen(name: str) -> torch.device:
 def device_name(device: torch.device) -> str:
     """Return the manufacturer's name of an accelerator, or the kind of device if torch has none."""
     if device.type == "mps":
-        return torch.backends.mps.get_name()
+        return getattr(torch.backends.mps, "get_name", lambda: "mps")()  # torch 2.7 has no name of it
     ask = getattr(torch.get_device_module(device), "get_device_name", None)
     return ask(device) if ask else device.type
 
@@ -90,10 +88,12 @@ def allocated_at_most(device: torch.device) -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the free bytes of a device or, for the CPU, of the machine or its container; None if unknown."""
-    if device.type == "cpu":
-        told = [re.search(r"^(?:MemAvailable: *)?(\d+)( kB)?$", _text_of(file), re.MULTILINE) for file in MEMORY]
-        return min((int(found[1]) * (1024 if found[2] else 1) for found in told if found), default=None)
+    """Return the free bytes of a device or, for the CPU and MPS, of the machine or its container; None if unknown."""
+    if device.type in ("cpu", "mps"):
+        import psutil  # which takes a while
+
+        limits = [text for file in LIMITS if (text := _text_of(file).strip()).isdecimal()]
+        return min(int(psutil.virtual_memory().available), *map(int, limits))
     ask = getattr(torch.get_device_module(device), "mem_get_info", None)
     return int(ask(device)[0]) if ask else None
 

@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -81,6 +82,16 @@ def test_a_run_on_the_cpu_names_the_cpu_whatever_else_there_is(pretend):
 def test_a_device_that_counts_no_memory_leaves_the_resident_one(pretend):
     pretend("mps")
     assert peak_memory(torch.device("mps")) == peak_memory(CPU)
+
+
+def test_apples_gpu_has_no_name_in_torch_2_7_and_its_memory_is_the_machines(monkeypatch):
+    monkeypatch.delattr(torch.backends.mps, "get_name", raising=False)
+    assert devices.device_name(torch.device("mps")) == "mps"
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7))
+    monkeypatch.setattr(devices, "_text_of", {devices.LIMITS[0]: "max\n", devices.LIMITS[1]: "9\n"}.get)
+    assert devices.free_memory(torch.device("mps")) == devices.free_memory(CPU) == 7
+    monkeypatch.setattr(devices, "_text_of", {devices.LIMITS[0]: "3\n", devices.LIMITS[1]: ""}.get)
+    assert devices.free_memory(CPU) == 3  # of a container
 
 
 def test_the_generator_of_the_runs_own_device_is_kept_and_put_back(pretend):

@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import small
@@ -183,6 +184,15 @@ def test_of_many_processes_that_write_one_file_the_first_has_written_it_whole(tm
     assert sorted(statuses) == [10] * 7 + [11]
     assert target.read_text() == texts[statuses.index(11)]
     assert [p.name for p in Path(tmp_path).iterdir()] == ["file"]
+
+
+def test_whether_an_owner_lives_is_asked_without_a_signal(tmp_path, monkeypatch):
+    """On Windows, os.kill(.., 0) is Ctrl-C."""
+    with Lease(tmp_path / ".lease") as lease:
+        lease.take()
+        assert lease.live()
+        monkeypatch.setattr(psutil, "pid_exists", lambda number: number != os.getpid())
+        assert not lease.live()
 
 
 def test_a_lease_is_given_back_when_its_block_ends(tmp_path):
