@@ -1,6 +1,7 @@
 """On a terminal: tables of at most 100 columns, bars within it, and completion by the shell."""
 
 import io
+import json
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ import records
 from anchorlora.cli.app import COMMANDS, main
 from anchorlora.cli.audit import lines
 from anchorlora.cli.check import LABELS, verdict
-from anchorlora.cli.console import WIDTH, fitted, render_table
+from anchorlora.cli.console import WIDTH, fitted, print_json, render_table
 from anchorlora.cli.progress import ProgressCallback
 from anchorlora.pages.table import Column, Table
 from anchorlora_lab.cli.eval import show
@@ -180,6 +181,14 @@ def test_a_bar_fits_its_terminal_and_shows_how_far_it_is(what, width):
     shown = [line for line in lines if line.strip()]
     assert " 16/256 " in shown[-1]
     assert max(cell_len(line) for line in shown) <= width
+
+
+def test_json_is_json_in_an_encoding_that_has_not_every_character(monkeypatch):
+    file = io.TextIOWrapper(io.BytesIO(), encoding="cp1252", errors="backslashreplace")
+    monkeypatch.setattr(sys, "stdout", file)
+    print_json({"name": "é Δ 🙂 \x9d"})
+    file.flush()
+    assert json.loads(file.buffer.getvalue().decode("cp1252")) == {"name": "é Δ 🙂 \x9d"}
 
 
 def test_without_a_terminal_there_is_no_bar():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -95,7 +96,8 @@ def hide_loading() -> None:
 
 def print_json(content: Any) -> None:
     """Print one JSON object on stdout."""
-    print(shown(json.dumps(content, indent=1, ensure_ascii=False)))
+    utf8 = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    print(shown(json.dumps(content, indent=1, ensure_ascii=not utf8)))
 
 
 def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> str:
