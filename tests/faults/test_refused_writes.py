@@ -81,7 +81,7 @@ def on(disk, monkeypatch):
     monkeypatch.setattr(Path, "open", opening)
     monkeypatch.setattr(adapter_files, "save_file", saving)
     monkeypatch.setattr(os, "fsync", syncing)
-    for place, name in ((Path, "mkdir"), (Path, "rename"), (os, "link"), (os, "truncate")):
+    for place, name in ((Path, "mkdir"), (Path, "rename"), (Path, "replace"), (os, "link"), (os, "truncate")):
         monkeypatch.setattr(place, name, of_a_path(getattr(place, name)))
 
 

@@ -6,13 +6,20 @@ What lies beside a sealed folder is said by who reads it, never by the seal.
 import errno
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
+import torch
 
+from anchorlora.adapters import read_adapter, write_adapter
+from anchorlora.adapters.whole import WholeWeights
+from anchorlora.features.files import read_tensors
+from anchorlora.geometry import Factors
 from anchorlora.store.files import link, new_file, new_folder, write_text
 from anchorlora.store.log import prefix_hash
 from anchorlora.store.seal import damage, seal, sha256
+from anchorlora.store.tensors import write_tensors
 
 
 def inode(path):
@@ -22,18 +29,22 @@ def inode(path):
 @pytest.fixture
 def done(monkeypatch):
     """What is put on disk and what gets its name, in order."""
-    found, sync, rename = [], os.fsync, Path.rename
+    found, sync = [], os.fsync
 
     def syncing(number):
         found.append(("on disk", os.fstat(number).st_ino))
         sync(number)
 
-    def renaming(path, target):
-        found.append(("named", inode(path)))
-        return rename(path, target)
+    def naming(change):
+        def changing(path, target):
+            found.append(("named", inode(path)))
+            return change(path, target)
+
+        return changing
 
     monkeypatch.setattr(os, "fsync", syncing)
-    monkeypatch.setattr(Path, "rename", renaming)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(Path, name, naming(getattr(Path, name)))
     return found
 
 
@@ -103,6 +114,35 @@ def test_a_file_gets_another_name_and_is_copied_where_there_are_no_links(tmp_pat
     monkeypatch.setattr(os, "link", refusing(errno.ENOSPC))
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         link(tmp_path / "full", path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="tells which files are mapped")
+def test_tensors_that_were_read_do_not_keep_their_file(tmp_path):
+    """Windows neither replaces nor removes a file that is mapped."""
+    whole = WholeWeights.of({"lm_head.weight": torch.ones(9, 3000)}, {"modules_to_save": ["lm_head"]})
+    factors = {"layer": Factors(torch.ones(2, 3000), torch.ones(3000, 2), 1.0)}
+    write_adapter(tmp_path / "adapter", factors, base=None, whole=whole)
+    write_tensors(tmp_path / "some.safetensors", {"x": torch.ones(3000)})
+    beside = {}
+    held = read_tensors(tmp_path / "some.safetensors"), read_adapter(tmp_path / "adapter", beside=beside)
+    assert all(map(len, (*held, beside)))
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_file_system_that_flushes_no_folder_is_written_to(tmp_path, monkeypatch):
+    """As some network drives."""
+    sync = os.fsync
+
+    def syncing(number):
+        if stat.S_ISDIR(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    write_text(tmp_path / "a", "a")
+    with new_folder(tmp_path / "b") as folder:
+        write_text(folder / "c", "c")
+    assert (tmp_path / "a").read_text() + (tmp_path / "b/c").read_text() == "ac"
 
 
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path):

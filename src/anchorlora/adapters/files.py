@@ -57,9 +57,9 @@ def write_adapter(
         **whole.named,
     ).save_pretrained(str(folder))
     config = folder / CONFIG_FILE
-    fields = json.loads(config.read_text())
+    fields = json.loads(config.read_text(encoding="utf-8"))
     fields["target_modules"] = names  # PEFT holds a set: its order would differ from process to process
-    config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
+    config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", newline="\n")
     tensors = {f"{PEFTS}{name}": tensor.cpu().contiguous() for name, tensor in whole.tensors.items()}
     for layer, f in factors.items():
         halves = (("A", f.A), ("B", f.B))
@@ -88,7 +88,7 @@ def read_adapter(folder: Path, *, beside: dict[str, Tensor] | None = None) -> di
                         f"{path} holds {key}, a whole weight beside the factors ({' or '.join(COME_WITH)}); give a dict as "
                         "`beside` to take it too"
                     )
-                beside[whole] = file.get_tensor(key)
+                beside[whole] = file.get_tensor(key).clone()  # else it keeps the file mapped
                 if not bool(torch.isfinite(beside[whole]).all()):
                     raise NotFinite(f"{path}: {whole} holds NaN or infinite values")
                 continue
@@ -98,7 +98,7 @@ def read_adapter(folder: Path, *, beside: dict[str, Tensor] | None = None) -> di
                 raise InvalidValue(f"{path} holds {key}, which is not a factor of a plain LoRA adapter on linear layers; {remedy}")
             if stored.setdefault(layer, match[1]) != match[1]:
                 raise InvalidValue(f"{path} holds {layer} twice, as {stored[layer]} and as {match[1]}; save the adapter again")
-            halves.setdefault(layer, {})[match[2]] = file.get_tensor(key)
+            halves.setdefault(layer, {})[match[2]] = file.get_tensor(key).clone()
     if not halves:
         raise InvalidValue(f"{path} holds no LoRA factors")
     out = {}

@@ -22,7 +22,8 @@ from anchorlora.errors import INTERRUPTED
 if TYPE_CHECKING:
     from anchorlora.runs.autosave import Stop
 
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # Ctrl-C; a scheduler's request to end; its early warning
+# Ctrl-C; a scheduler's request to end; its early warning, which Windows does not have
+ASKING = tuple(number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGUSR1"))
 
 
 def leaving_at_once() -> None:

@@ -6,7 +6,6 @@ was saved.
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -266,5 +265,12 @@ def peak_memory(device: torch.device) -> int:
     """Return the largest memory that this process has taken, in bytes."""
     if allocated := allocated_at_most(device):
         return allocated
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
+
+        memory = psutil.Process().memory_info()
+        return int(getattr(memory, "peak_wset", memory.rss))
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in KiB on Linux, bytes on macOS
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

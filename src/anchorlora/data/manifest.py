@@ -57,7 +57,7 @@ def refuse_odd(path: Path, *, largest: int = LARGEST) -> None:
 @cache
 def official() -> dict[str, dict[str, Any]]:
     """Return path in CL_Benchmark -> git blob SHA-1 and number of instances, for every file of the official repository."""
-    return json.loads((files("anchorlora.data") / "official_files.json").read_text())["files"]
+    return json.loads((files("anchorlora.data") / "official_files.json").read_text(encoding="utf-8"))["files"]
 
 
 def kind_of(relative: str, facts: FileFacts) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 import weakref
 from array import array
@@ -67,6 +66,7 @@ class EncodedExamples(Sequence[Encoded]):
         parts = [x.index, x.sentence, x.label, e.text, e.prompt, e.answer, e.cut, x.lead, x.place]
         line = json.dumps(parts, separators=(",", ":")).encode() + b"\n"
         with _naming_the_folder():
+            self._file.seek(self._ends[-1])
             self._file.write(line)
         self._ends.append(self._ends[-1] + len(line))
         label = x.label[:LONGEST_LABEL]
@@ -93,8 +93,8 @@ class EncodedExamples(Sequence[Encoded]):
         position = range(len(self))[index]
         begin, end = self._ends[position], self._ends[position + 1]
         with _naming_the_folder():
-            self._file.flush()
-        line = os.pread(self._file.fileno(), end - begin, begin)
+            self._file.seek(begin)  # which writes what is left to write
+        line = self._file.read(end - begin)
         number, sentence, label, text, prompt, answer, cut, lead, location = json.loads(line)
         return Encoded(Example(number, sentence, label, lead=lead, place=location), text, tuple(prompt), tuple(answer), cut)
 

@@ -132,7 +132,7 @@ def read_origin(path: Path) -> dict[str, Any]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read all tensors of a safetensors file."""
     with opened_tensors(path) as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  # else it keeps the file mapped
     refuse_not_finite(tensors, where=path)
     return tensors
 

@@ -275,7 +275,7 @@ class _Recording(ActiveConstraint):
         raise NotImplementedError
 
     def write(self, line: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
+        with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 

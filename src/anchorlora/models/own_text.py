@@ -68,7 +68,7 @@ def own_text(
         batch = numbers.stop
         if written is not None:
             written.parent.mkdir(parents=True, exist_ok=True)
-            with written.open("a", encoding="utf-8") as file:
+            with written.open("a", encoding="utf-8", newline="\n") as file:
                 file.writelines(json.dumps(texts) + "\n" for texts in made)
         watch(min(count, sum(map(len, rows))))
     texts = [row for made in rows for row in made][:count]

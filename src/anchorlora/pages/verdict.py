@@ -89,8 +89,8 @@ def shortened(text: str, most: int, *, middle: bool = False) -> str:
 
 def next_commands(verdict: Mapping[str, Any]) -> dict[str, str]:
     """Return what to do with an adapter and the command that does it."""
-    out = Path(verdict["adapter"]).parent
-    run, model = shlex.quote(str(out)), shlex.quote(str(verdict["model"]))
+    out = Path(verdict["adapter"]).parent.as_posix()  # which every shell takes without quotes
+    run, model = shlex.quote(out), shlex.quote(str(verdict["model"]))
     return {
         "ask it": f'anchorlora ask {run} "your question" --without',
         "export it, to serve or to publish": f"anchorlora export {run} --out {shlex.quote(f'{out}-export')}",
@@ -122,7 +122,7 @@ def advice(verdict: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
         names = ", ".join(str(kept.get("title") or kept["name"]) for kept in lost)
         out = Path(verdict["adapter"]).parent
         lower = f"a lower rate, --learning-rate {rate / 2:g} (it was {rate:g})" if rate else "a lower rate"
-        half = f"anchorlora export {shlex.quote(str(out))} --scale 0.5 --out DIR"
+        half = f"anchorlora export {shlex.quote(out.as_posix())} --scale 0.5 --out DIR"
         yield f"{names}: train at {lower}, or with --budget 0.05: the change is scaled until the loss of kept text rises no more."
         yield f"Half of the change, without training again: {half}. It forgets less and has learned less."
         if any(kept["source"] == "self" for kept in lost):

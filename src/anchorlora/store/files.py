@@ -24,7 +24,9 @@ from anchorlora.errors import InvalidValue
 from anchorlora.store.json import DEEPEST, Unreadable, plain, text_of
 from anchorlora.text import visible
 
-WITHOUT_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # what a file system without hard links says
+# what a file system says that has no hard links, or flushes no folder
+UNABLE = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+POSIX = hasattr(os, "O_DIRECTORY")  # Windows flushes no folder, and no file that is open for reading alone
 LARGEST_YAML = 2**18  # bytes; a complete configuration has some two thousand
 
 
@@ -32,10 +34,10 @@ def write_text(path: Path, text: str) -> None:
     """Write a file whole: temporary name, flush to disk, rename. A device or a pipe is written to and not replaced."""
     if path.exists() and not path.is_file():
         with naming(path):
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", newline="\n")
         return
     with _written(path.with_name(f".{path.name}.tmp"), text, path) as temporary:
-        temporary.rename(path)
+        temporary.replace(path)
     flush_entries(path.parent)
 
 
@@ -47,7 +49,7 @@ def write_first(path: Path, text: str) -> bool:
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno not in WITHOUT_LINKS or path.exists():
+            if error.errno not in UNABLE or path.exists():
                 raise
             temporary.rename(path)
     flush_entries(path.parent)
@@ -59,7 +61,7 @@ def link(path: Path, finished: Path) -> None:
     try:
         os.link(finished, path)
     except OSError as error:
-        if error.errno not in WITHOUT_LINKS:
+        if error.errno not in UNABLE:
             raise
         shutil.copyfile(finished, path)
 
@@ -68,7 +70,7 @@ def link(path: Path, finished: Path) -> None:
 def _written(temporary: Path, text: str, path: Path) -> Iterator[Path]:
     """A file that is removed at the end of the block, unless it has another name by then."""
     try:
-        with naming(path), temporary.open("w", encoding="utf-8") as file:
+        with naming(path), temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -92,8 +94,10 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def refused_in_words(error: Exception, path: Path) -> OSError | None:  # as tokenizers and safetensors, in Rust, report it
-    number = None if isinstance(error, OSError) else re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else None
+    words = None if isinstance(error, OSError) else re.search(r"([^:]*) \(os error (\d+)\)", str(error))
+    if words is None:
+        return None
+    return OSError(number := int(words[2]), words[1].strip(), str(path), number)  # which on Windows is one of its own
 
 
 def write_lines(path: Path, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> None:
@@ -159,16 +163,26 @@ def flush(folder: Path) -> None:
         if path.is_dir():
             flush_entries(path)
         else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            flush_file(path)
     flush_entries(folder)
 
 
+def flush_file(path: Path) -> None:
+    """Flush a file to disk."""
+    with path.open("rb" if POSIX else "r+b") as file:
+        os.fsync(file.fileno())
+
+
 def flush_entries(folder: Path) -> None:
-    """Flush the names in a folder to disk."""
+    """Flush the names in a folder to disk, where the system can."""
+    if not POSIX:
+        return
     entries = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(entries)
+    except OSError as error:
+        if error.errno not in UNABLE:
+            raise
     finally:
         os.close(entries)
 

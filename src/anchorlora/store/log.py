@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorlora.errors import InvalidValue
-from anchorlora.store.files import write_lines
+from anchorlora.store.files import flush_file, write_lines
 from anchorlora.store.json import Unreadable, bytes_of, loads
 from anchorlora.store.seal import content_hash
 from anchorlora.text import without_secrets
@@ -33,7 +33,7 @@ class EventLog:
     def write(self, event: dict[str, Any]) -> None:
         """Append one event."""
         self.check()
-        with self.path.open("a", encoding="utf-8") as file:
+        with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(without_secrets(json.dumps(event)) + "\n")
 
     def trim(self, finished: int, step: int = 0) -> None:
@@ -74,9 +74,8 @@ def prefix_hash(path: Path) -> PrefixHash:
     """Return length and hash of a file as it is now, flushed to disk."""
     if not path.is_file():
         return PrefixHash(0, content_hash(b""))
-    with path.open("rb") as file:
-        content = file.read()
-        os.fsync(file.fileno())
+    flush_file(path)
+    content = path.read_bytes()
     return PrefixHash(len(content), content_hash(content))
 
 

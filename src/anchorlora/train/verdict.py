@@ -14,7 +14,7 @@ from typing import Any
 from anchorlora.adapters.files import read_with_whole
 from anchorlora.errors import InvalidValue
 from anchorlora.store.adapter_config import read_config
-from anchorlora.store.json import loads
+from anchorlora.store.json import load
 from anchorlora.store.record import Record, read_record
 from anchorlora.store.run_folder import RunFolder
 from anchorlora.train.folder import BEGIN_AGAIN, budget_in, facts_in, rows_in, scores_after, scores_in
@@ -175,7 +175,7 @@ def _protection(record: Record, facts: Mapping[str, Any], capacity: Path) -> Pro
         exact=drift is not None and drift.exact,
         memory=facts.get("memory"),
         penalty=facts.get("penalty"),
-        capacity=dict(loads(capacity.read_text())) if capacity.is_file() else None,  # methods without cores leave none
+        capacity=dict(load(capacity)) if capacity.is_file() else None,  # methods without cores leave none
     )
 
 

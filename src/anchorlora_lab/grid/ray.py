@@ -24,6 +24,7 @@ from anchorlora_lab.grid.scheduler import Command, OnOutcome, Outcome, Planned, 
 
 AGAIN = 3  # times that an interrupted task begins again
 DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG
+ENDING = [number for number in signal.Signals if number.name in ("SIGTERM", "SIGINT", "SIGKILL")]
 
 
 class Preempted(Exception):
@@ -137,7 +138,7 @@ def carry_out(words: Sequence[str], folder: str, root: str, cwd: str) -> str | N
         there, ending = cwd if Path(cwd).is_dir() else None, _end_with_parent if sys.platform == "linux" else None
         process = subprocess.Popen(words, **streams, cwd=there, preexec_fn=ending)
         status = process.wait()
-    if status in (INTERRUPTED, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL):
+    if status == INTERRUPTED or -status in ENDING:
         raise Preempted(last_line(output, status))
     if status == 0:
         return None
