@@ -13,6 +13,13 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LONGEST_PATTERN, MOST_TRIES = 1000, 10**6  # characters of a regular expression, and ways in which it may match a path
 RESERVED = {"con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt") for i in range(10)}  # devices, on Windows
 
+OF_FILE_MANAGERS = (".DS_Store", "Thumbs.db", "desktop.ini")  # what they leave in a folder that somebody looks into
+
+
+def files_in(folder: Path, pattern: str = "**/*") -> list[Path]:
+    """Return the files in a folder and below it, or those of a pattern, in order; what file managers leave is none of them."""
+    return sorted(file for file in folder.glob(pattern) if file.is_file() and file.name not in OF_FILE_MANAGERS)
+
 
 def is_name(text: str) -> bool:
     """Return True if text can be the name of a task, and so of a folder, on every system."""

@@ -18,6 +18,7 @@ from anchorlora.features.files import read_tensors
 from anchorlora.geometry import Factors
 from anchorlora.store.files import link, new_file, new_folder, write_text
 from anchorlora.store.log import prefix_hash
+from anchorlora.store.run_folder import may_precede_config
 from anchorlora.store.seal import damage, seal, sha256
 from anchorlora.store.tensors import write_tensors
 
@@ -174,6 +175,23 @@ def test_a_seal_that_names_other_files_beside_its_folder_is_damaged(name, sealed
     (sealed / "SEAL.json").write_text(json.dumps(content))
     said = damage(sealed, beside={"cores": tmp_path / "cores"})
     assert said == f"{sealed / 'SEAL.json'} names {name!r} beside its folder, which is not a file that belongs to it"
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "Thumbs.db", "desktop.ini"])
+def test_what_a_file_manager_leaves_damages_nothing(name, sealed, tmp_path):
+    """Finder writes .DS_Store into a folder that somebody looks into."""
+    (sealed / "within").mkdir()
+    for folder in (sealed, sealed / "within"):
+        (folder / name).write_text("icons")
+    beside = {"cores": tmp_path / "cores"}
+    assert damage(sealed, beside=beside) is None
+    seal(sealed, beside=beside)
+    (sealed / name).write_text("other icons")
+    assert damage(sealed, beside=beside) is None
+    assert may_precede_config(sealed / name)
+    (sealed / f"{name}.json").write_text("{}")
+    assert "does not belong there" in damage(sealed, beside=beside)
+    assert not may_precede_config(sealed / f"{name}.json")
 
 
 def test_a_seal_may_lack_what_is_looked_for_beside_its_folder(sealed, tmp_path):

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from anchorlora.config import RunConfig
 from anchorlora.errors import InvalidValue
+from anchorlora.paths import OF_FILE_MANAGERS
 from anchorlora.store.adapter_config import ADAPTER_FILES
 from anchorlora.store.files import load_yaml
 from anchorlora.store.json import read_file
@@ -249,4 +250,4 @@ def refuse_links(folder: Path) -> None:
 def may_precede_config(path: Path) -> bool:
     """Return True for what may lie there before the configuration: of a process that waits, or was killed as it began."""
     killed = fnmatch(path.name, f".{SKILL}.*.tmp") or fnmatch(path.name, f".{ADAPTER}.*.tmp")
-    return path.name.startswith(LEASE_FILE) or path.name in (LEFT_OVER[0], SKILL) or killed
+    return path.name.startswith(LEASE_FILE) or path.name in (LEFT_OVER[0], SKILL, *OF_FILE_MANAGERS) or killed

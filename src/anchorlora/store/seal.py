@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from anchorlora.errors import InvalidValue
+from anchorlora.paths import files_in
 from anchorlora.store.files import new_folder, write_text
 from anchorlora.store.json import FilePart, load, read_file, read_json
 
@@ -135,5 +136,4 @@ def hash_of(file: BinaryIO) -> str:
 
 def _hashes_in(folder: Path) -> dict[str, str]:
     """Of all files but the seal itself, which may be there from the last time."""
-    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file != folder / SEAL)
-    return {file.relative_to(folder).as_posix(): sha256(file) for file in files}
+    return {file.relative_to(folder).as_posix(): sha256(file) for file in files_in(folder) if file != folder / SEAL}

@@ -19,7 +19,7 @@ from anchorlora.data.sources import TextTaskList
 from anchorlora.errors import InvalidValue
 from anchorlora.models.load import TEMPLATES, commit_of, tokenizer_of
 from anchorlora.models.tokenizer import reads_clock
-from anchorlora.paths import expanded
+from anchorlora.paths import expanded, files_in
 from anchorlora.runs.record import now
 from anchorlora.store.files import dump_yaml, new_folder, write_text
 from anchorlora.store.run_folder import (
@@ -159,11 +159,11 @@ def seal_skill(request: SkillRequest, out: Path) -> None:
     made = run.task(1, request.name).adapter
     if not made.is_dir():
         raise InvalidValue(f"{made} is missing, which was trained; the same command trains it again")
-    for file in sorted(made.iterdir()):
+    for file in files_in(made, "*"):
         published = run.adapter / file.name
         if not published.is_file() or sha256(published) != sha256(file):
             raise InvalidValue(f"{published} is not what was trained ({file}); copy that file to it")
-    seal(run.skill, beside={f"{ADAPTER}/{file.name}": file for file in sorted(run.adapter.iterdir()) if file.is_file()})
+    seal(run.skill, beside={f"{ADAPTER}/{file.name}": file for file in files_in(run.adapter, "*")})
 
 
 def refuse_damaged_past(request: SkillRequest) -> None:
@@ -202,7 +202,7 @@ def _texts(request: SkillRequest) -> Iterator[Path]:
         if (path / SKILL).is_dir():
             yield path / SKILL / SEAL
         elif path.is_dir():
-            yield from sorted(file for file in path.rglob("*") if file.is_file())
+            yield from files_in(path)
         elif path.is_file():
             yield path
 

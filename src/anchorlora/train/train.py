@@ -19,6 +19,7 @@ from anchorlora.methods import METHODS, Method
 from anchorlora.models.load import configured_ends, empty_model, limits_in, tokenizer_of
 from anchorlora.models.own_text import most_tokens, refuse_too_large
 from anchorlora.models.session import Session
+from anchorlora.paths import files_in
 from anchorlora.runs.autosave import Stop
 from anchorlora.runs.directory import RunDirectory
 from anchorlora.runs.run import run_sequence
@@ -210,6 +211,6 @@ def _publish(out: Path, request: SkillRequest) -> None:
         return
     made = RunFolder(out).task(1, request.name).adapter
     with new_folder(RunFolder(out).adapter) as temporary:
-        for file in made.iterdir():
+        for file in files_in(made, "*"):
             (temporary / file.name).write_bytes(file.read_bytes())
         tokenizer_of(request.base_model, adapter=request.adapter).save_pretrained(temporary)
