@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from safetensors import SafetensorError
 
 from anchorlora.cli.app import main
+from anchorlora.data import EncodedExamples
+from anchorlora.errors import Unwritten
 from anchorlora.store import tensors as adapter_files
 from anchorlora.store.files import new_folder
 from audited import full_weights, write_weights
@@ -207,6 +210,14 @@ def test_a_merged_export_that_the_system_cuts_is_a_failure(whole, tmp_path):
     assert done.returncode == 1, done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("error: File too large: ")
     assert not any(tmp_path.iterdir())
+
+
+def test_where_no_temporary_folder_can_be_written_to_the_remedy_is_named(monkeypatch):
+    """As in a container that is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/nowhere"])
+    with pytest.raises(Unwritten, match=r"no usable temporary directory .*; make room, or name another folder with TMPDIR"):
+        EncodedExamples()
 
 
 def test_a_request_that_cannot_be_read_stays_a_wrong_request(tmp_path, capsys):

@@ -48,7 +48,8 @@ class EncodedExamples(Sequence[Encoded]):
     """A list of tokenized examples in a temporary file without a name, so that each takes some thirty bytes of memory."""
 
     def __init__(self, examples: Iterable[Encoded] = ()) -> None:
-        self._file: Any = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this object
+        with _naming_the_folder():
+            self._file: Any = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this object
         weakref.finalize(self, _close, self._file)
         self._ends = array("Q", [0])
         self.labels: list[str] = []
@@ -112,11 +113,10 @@ def _close(file: Any) -> None:
 
 @contextmanager
 def _naming_the_folder() -> Iterator[None]:
-    """Say where there is no room."""
+    """Say where there is no room, or that there is no such folder."""
     try:
         yield
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise Unwritten(
-            f"{reason}: {tempfile.gettempdir()}, where tokenized examples are kept; make room, or name another folder with TMPDIR"
-        ) from None
+        where = f"{reason}: {tempfile.tempdir}" if tempfile.tempdir else reason
+        raise Unwritten(f"{where}, where tokenized examples are kept; make room, or name another folder with TMPDIR") from None
