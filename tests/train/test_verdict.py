@@ -101,6 +101,12 @@ def test_answers_to_one_prompt_and_copies_of_one_text_say_no_more_than_one_of_th
         assert several.loss.interval == pytest.approx(one.loss.interval)
 
 
+@pytest.mark.parametrize("prompts", [1, 5])
+def test_answers_to_a_few_fixed_prompts_count_one_by_one(prompts):
+    side = [row | {"prompt_sha256": f"prompt {i % prompts}", "text": "so"} for i, row in enumerate(scores([1.0] * 40, [0.5] * 40))]
+    assert Comparison.of(side, side).n == 40
+
+
 def test_a_score_that_few_rows_lose_whole_is_seldom_called_kept():
     """F1 of answers of a word or two: 5 % of the rows lose all of it, and the margin is 5 points."""
     draw, held = random.Random(5), 0
