@@ -367,6 +367,42 @@ def test_the_ends_of_a_generation_configuration_end_answers():
         list(TASK.encoded(encoder, examples_of(samples_of([("row 1", middle)], source="d"))))
 
 
+MARKERS = (
+    "{%- for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}{%- endfor %}"
+    + families.ASK
+    + "{{ '<|assistant|>\n' }}{%- endif %}"
+)
+PREFILLED = FAMILIES["pipes"].replace("'<|end|>\n'", "('' if loop.last and m.role == 'assistant' else '\n<|end|>\n')")
+MARKED_CALLS = MARKERS.replace("+ m.content", "+ m.content + (m.tool_calls | tojson if m.tool_calls else '')")
+CALLED = {"role": "assistant", "content": "", "tool_calls": CALL}
+
+
+@pytest.mark.parametrize(
+    ("template", "ends", "said", "end"),
+    [
+        pytest.param(MARKERS, ["<|user|>", "<|tool|>"], {}, "<|user|>", id="the next marker, as GLM-4's"),
+        pytest.param(MARKED_CALLS, ["<|user|>", "<|tool|>"], CALLED, "<|tool|>", id="that of the called tool's result"),
+        pytest.param(MARKERS, [], {}, "</s>", id="a marker at which no server stops"),
+        pytest.param(
+            PREFILLED, ["<|end|>"], {}, "\n<|end|>", id="what a template leaves out of the last answer, as Nemotron Nano 2's"
+        ),
+    ],
+)
+def test_an_answer_ends_as_the_template_ends_it_where_the_chat_goes_on(template, ends, said, end):
+    tokenizer = prepared("pipes", "bytes")
+    tokenizer.chat_template = template
+    encoder = Encoder(tokenizer, max_tokens=400, ends=tokenizer.convert_tokens_to_ids(ends))
+    rows = [ASKED, {"role": "assistant", "content": "It is 4."} | said]
+    (e,) = TASK.encoded(encoder, examples_of(samples_of([("row 1", {"messages": rows})], source="d")))
+    tail = {"role": "tool" if said else "user", "content": "?"}
+    if ends:
+        whole, later = (tokenizer.apply_chat_template(chat, tokenize=False) for chat in (rows, [*rows, tail]))
+        assert tokenizer.decode([*e.prompt, *e.answer]) == whole + end == later[: len(whole + end)]
+    assert tokenizer.decode(e.answer).endswith(end)
+    assert e.answer[-1] in encoder.stops
+    assert said or e.example.label == "It is 4."
+
+
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("thinking", "tools-in-brackets")])
 def test_what_a_template_does_not_write_is_refused_by_its_name(family):
     tokenizer = prepared(family, "bytes")

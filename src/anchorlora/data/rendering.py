@@ -22,7 +22,7 @@ from anchorlora.data import thoughts
 from anchorlora.data.dropped import Write, refuse_dropped
 from anchorlora.data.prompts import Encoder
 from anchorlora.data.samples import Example, Sample
-from anchorlora.data.templates import ANSWERED, ASKED, Messages, attempt, render
+from anchorlora.data.templates import ANSWERED, ASKED, Messages, attempt, closing, render
 from anchorlora.data.thoughts import decode_answer, without_lead
 from anchorlora.data.tokenized import Tokenized, first_after
 from anchorlora.errors import InvalidValue
@@ -75,7 +75,8 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
     if example.continued:
         boundary = _goes_on(where, text, (boundary, start, _end(write, text, messages)), content, example.continued)
         start = max(start, boundary)
-    read = Tokenized.of(location, text, boundary, tokenizer, special=False)
+    end = closing(tokenizer, str(tokenizer.chat_template), stops, calls=bool(reply.get("tool_calls")))
+    read = Tokenized.of(location, text + end, boundary, tokenizer, special=False)
     first = first_after(read.offsets, boundary)
     while first < len(read.ids) and read.offsets[first][0] < boundary and read.ids[first] in tokenizer.get_added_vocab().values():
         first += 1  # a token of the template that takes the blanks after it

@@ -20,6 +20,8 @@ from anchorlora.errors import InvalidValue, message_of
 Messages = Sequence[Mapping[str, Any]]
 ASKED, ANSWERED = "anchorlorawouldask", "anchorlorawouldanswer"  # words that no template writes
 QUESTION, REPLY = {"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}
+ARGUMENTS = {ASKED: ANSWERED}
+CALL = {"id": "call00000", "type": "function", "function": {"name": ASKED, "arguments": ARGUMENTS}}
 SECONDS, LARGEST = 20.0, 2**24  # that a template may take for one chat, and characters that it may write
 CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 
@@ -95,15 +97,13 @@ def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
 @lru_cache(maxsize=4)
 def _reads_text(tokenizer: Any, template: str) -> bool:
     """Return whether a template writes the arguments of a call that are text, and no object as JSON."""
-    arguments = {ASKED: ANSWERED}
-    call = {"id": "call00000", "type": "function", "function": {"name": ASKED, "arguments": arguments}}
-    chat: Messages = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    chat: Messages = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
 
     def written(*, as_text: bool) -> str:
         return _try(tokenizer, [_convert_calls(message, as_text=as_text) for message in chat], chat_template=template)
 
     objects = written(as_text=False)
-    return (not objects or str(arguments) in objects) and json.dumps(arguments) in written(as_text=True)
+    return (not objects or str(ARGUMENTS) in objects) and json.dumps(ARGUMENTS) in written(as_text=True)
 
 
 def _convert_calls(message: Mapping[str, Any], *, as_text: bool) -> dict[str, Any]:
@@ -196,6 +196,20 @@ def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
         if ids and ids[0] in tokenizer.get_added_vocab().values() and stops.isdisjoint(between):
             stops.add(int(ids[0]))
     return frozenset(stops)
+
+
+@lru_cache(maxsize=8)
+def closing(tokenizer: Any, template: str, stops: frozenset[int], *, calls: bool) -> str:
+    """Return the stop that a template writes after an answer only where the chat goes on, as GLM-4's next marker; else ""."""
+    reply, result = {**REPLY, "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": CALL["id"], "content": ASKED}
+    chat = [QUESTION, reply, result] if calls else [QUESTION, REPLY, QUESTION]
+    try:
+        whole, later = render("", chat[:2], tokenizer), render("", chat, tokenizer)
+    except InvalidValue:
+        return ""
+    ends = "|".join(re.escape(token) for token, number in tokenizer.get_added_vocab().items() if number in stops)
+    first = re.match(rf"\s*(?:{ends})", later[len(whole) :]) if ends and later.startswith(whole) else None
+    return first[0] if first else ""
 
 
 def refuse_deaf(tokenizer: Any) -> None:
