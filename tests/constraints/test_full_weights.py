@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from anchorlora import Anchor, Freeze, ProjectDisplacement, ProjectGradient, ProtectionCallback, Subspace, measure, protect
+from anchorlora import (
+    Anchor,
+    Freeze,
+    ProjectDisplacement,
+    ProjectGradient,
+    ProjectStep,
+    ProtectionCallback,
+    Subspace,
+    measure,
+    protect,
+)
 from anchorlora.adapters import WeightAnchor
 from anchorlora.constraints import Retract
 from anchorlora.errors import InvalidType, InvalidValue, ProtectionLost, UnknownName
@@ -84,9 +94,22 @@ def test_a_weight_moves_and_its_answer_on_the_core_stays(name, widths, k, seed, 
 def test_the_same_run_without_projection_leaks(name):
     model = model_of()
     anchor, optimizer = WeightAnchor.of(model, cores=cores_of(model)), optimizer_of(model, name)
-    with protect(optimizer, anchor, [ProjectGradient("W")]):  # which is not enough
+    left_open = r'W may move on protected directions at .*; add ProjectDisplacement\("W"\)$'
+    with pytest.warns(UserWarning, match=left_open), protect(optimizer, anchor, [ProjectGradient("W")]):
         steps(model, optimizer, 30)
     assert measure(anchor).rho > 1e4 * measure(anchor).rho_floor
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("sgd", ProjectGradient), ("adamw-decay", ProjectStep), ("adamw-decay", ProjectDisplacement)]
+)
+def test_a_part_that_is_enough_for_full_weights_is_not_warned_of(name, part, recwarn):
+    model = model_of()
+    anchor, optimizer = WeightAnchor.of(model, cores=cores_of(model)), optimizer_of(model, name)
+    with protect(optimizer, anchor, [part("W")]):
+        steps(model, optimizer, 30)
+    assert not recwarn.list
+    assert measure(anchor).rho < 1e-4  # of roundings
 
 
 def test_a_callback_without_constraints_projects_full_weights():

@@ -123,17 +123,18 @@ def refuse_nothing_free(anchor: Anchor, closed: Collection[str]) -> None:
 
 
 def name_open(anchor: Anchor, closed: Collection[str], *, projects: bool) -> None:
-    # a warning where constraints hold a part of the response on the core, or project A's gradient, and leave the rest of it open,
-    # with what closes it
+    # a warning where constraints hold a part of the response on the core, or project the gradient of A or of a full weight, and
+    # leave the rest of it open, with what closes it
     of_A, of_B = "displacement" in closed, bool({"delta_b", "delta_b_term", "start"} & set(closed))
     if (of_A and of_B) or not (of_A or of_B or projects) or {"response", "state"} & set(closed):
         return
-    layers = [layer for layer in anchor.layers if layer.core is not None and anchor.model is not None and "A" in layer.names]
-    reading = [layer for layer in layers if not of_B and layer.factor("B").requires_grad and reads_core(layer)]
+    layers = [layer for layer in anchor.layers if layer.core is not None and anchor.model is not None]
+    with_B = [layer for layer in layers if "B" in layer.names]
+    reading = [layer for layer in with_B if not of_B and layer.factor("B").requires_grad and reads_core(layer)]
     for layer in (reading or ([] if of_A else layers))[:1]:
-        how = [] if not reading else ['Freeze("B")'] if layer.factor("B").any() else ['Retract("A")']
-        how += [] if of_A else ['ProjectDisplacement("A")']
-        what = "B trains, and A reads protected directions" if of_A else "A may move on protected directions"
+        how, first = [] if not reading else ['Freeze("B")'] if layer.factor("B").any() else ['Retract("A")'], layer.names[0]
+        how += [] if of_A else [f'ProjectDisplacement("{first}")']
+        what = "B trains, and A reads protected directions" if of_A else f"{first} may move on protected directions"
         what += " and reads them while B trains," if reading and not of_A else ""
         warnings.warn(f"{what} at {layer.name}, so what the layer answers to them changes; add {' and '.join(how)}", stacklevel=3)
 

@@ -126,8 +126,9 @@ def protect(
         raise InvalidType(f"anchor is a {type(anchor).__name__}; give Anchor.of(model, cores=cores)")
     inner, closed = innermost(optimizer), _closed(chosen)
     plain = type(inner) is torch.optim.SGD and not any(group["weight_decay"] for group in inner.param_groups)
-    projected = {type(constraint) for constraint in chosen if getattr(constraint, "factor", None) == "A"}
-    if ProjectStep in projected or (plain and ProjectGradient in projected):  # A stays off the core, but for roundings that add up
+    firsts = {layer.names[0] for layer in anchor.layers}  # A, or W of full weights
+    projected = {type(constraint) for constraint in chosen if getattr(constraint, "factor", None) in firsts}
+    if {ProjectDisplacement, ProjectStep} & projected or (plain and ProjectGradient in projected):  # but for roundings that add up
         closed |= {"displacement"}
     name_open(anchor, closed, projects=ProjectGradient in projected)
     inner.register_step_pre_hook(_refuse_unentered)  # until the block begins
