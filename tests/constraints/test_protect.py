@@ -387,6 +387,26 @@ def test_an_optimizer_around_the_protected_one_is_named_where_it_breaks_a_constr
         assert held.step == 6
 
 
+class _Sign(torch.optim.Optimizer):
+    """An optimizer whose step compiles as one graph; torch's own break theirs."""
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(0.1 * p.grad.sign())
+
+
+def test_the_compiled_step_of_an_optimizer_of_other_parameters_is_left_alone_and_that_of_the_factors_is_named():
+    anchor, other = anchor_of(), torch.nn.Parameter(torch.ones(3))
+    other.grad = torch.ones(3)
+    with protect(optimizer_for(anchor, "adamw"), anchor, SFOR):
+        torch.compile(_Sign([other], {}).step, fullgraph=True, backend="eager")()
+    assert torch.equal(other.detach(), torch.full((3,), 0.9))
+    with pytest.raises(ProtectionLost, match="so another optimizer, _Sign"), protect(optimizer_for(anchor, "adamw"), anchor, SFOR):
+        task_loss(anchor).backward()
+        torch.compile(_Sign([layer.factor("A") for layer in anchor.layers], {}).step, backend="eager")()
+
+
 class _Unhooked:
     """A Lookahead around an optimizer that is no torch optimizer, so that torch runs no hooks for its steps."""
 

@@ -198,7 +198,13 @@ def enforcing(
             before, after = (torch.compiler.disable(hook) for hook in (steps.before, steps.after))  # a step may be compiled
             hooks += [inner.register_step_pre_hook(before), inner.register_step_post_hook(after)]
             seen = WeakMethod(steps.after_other)  # a block that nobody closes ends when its optimizer is no longer used
-            watch_others = torch.compiler.disable(lambda *args: (look := seen()) and look(*args))
+            look_at = torch.compiler.disable(lambda *args: (look := seen()) and look(*args))
+            trained = {id(parameter) for _, parameter in active.watch.trained}
+
+            def watch_others(other: Optimizer, *args: Any) -> None:  # traced, so that another model's step compiles with fullgraph
+                if any(id(parameter) in trained for group in other.param_groups for parameter in group["params"]):
+                    look_at(other, *args)
+
             hooks += [register_optimizer_step_post_hook(watch_others)]
             PROTECTED.add(inner)
             with true_precision(anchor):

@@ -81,10 +81,7 @@ class StepWatch:
                 raise _protection_lost(self.step, violation, f"{self._outside()}, so another optimizer or program moves it")
 
     def look_after(self, other: Optimizer) -> None:
-        # Verify the constraints if another optimizer that holds factors has made a step.
-        moved = moved_by(other)
-        if not any(id(parameter) in moved for _, parameter in self.trained):
-            return
+        # Verify the constraints after a step of another optimizer that holds factors.
         with true_precision(self.anchor):
             violation = self._first_violation()
         if violation:
