@@ -1,5 +1,7 @@
 """A fresh block beside an adapter that was trained elsewhere, and both of them as one file."""
 
+import copy
+
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -167,6 +169,20 @@ def test_history_and_the_new_block_are_one_adapter_that_plain_peft_loads(changes
     old, both = read_adapter(tmp_path / "old"), read_adapter(tmp_path / "both")
     for layer, now in both.items():
         assert now.grown_from(old[layer]) is not None, "the old rows are bitwise the old adapter"
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_model_that_peft_saves_in_halves_says_so_except_in_a_checkpoint(copied, tmp_path):
+    save_old(tmp_path / "old")
+    blocks = AdapterStack.continuing(base(), tmp_path / "old", rank=4)
+    learn(blocks, blocks.anchor(cores=cores(blocks)), [Retract("A"), ProjectDisplacement("A")])
+    model = copy.deepcopy(blocks.model) if copied else blocks.model
+    with pytest.warns(UserWarning, match="writes the new block and its history apart.*; AdapterStack.save writes both"):
+        model.save_pretrained(str(tmp_path / "halves"))
+    assert not close(logits(model), logits(PeftModel.from_pretrained(base(), str(tmp_path / "halves"))))
+    model.save_pretrained(str(tmp_path / "checkpoint-5"))
+    merged = logits(model)
+    assert close(merged, logits(model.merge_and_unload()))
 
 
 def test_a_protected_new_block_leaves_the_core_alone_live_and_on_disk(tmp_path):

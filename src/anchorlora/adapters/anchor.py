@@ -9,6 +9,7 @@ from typing import Any
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from anchorlora.adapters.files import name_history
 from anchorlora.adapters.gates import Gated, Gates
 from anchorlora.adapters.guard import Sums, WholeLayer, active_adapters, idle_tensors, refuse_not_linear, refuse_unprotectable
 from anchorlora.adapters.kinds import adapters_at, block_factors
@@ -163,6 +164,8 @@ class Anchor:
                 with true_precision({current.A.device.type}):
                     whole = WholeLayer.of(name, module, adapter_name, core=core, gated=gates is not None, split=split)
             layers.append(AdaptedLayer(name, current, current.copy(), frozen, core, wide, gated, whole))
+        if history is not None and any(layer.history for layer in layers):
+            name_history(model, history)
         held = frozenset(id(layer.factor(name)) for layer in layers for name in layer.names)
         beside = WeightAnchor.of(model, cores=given_whole, held=held) if given_whole else None
         known = beside.held if beside else held

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig
-from torch import Tensor
+from peft import LoraConfig, PeftModel
+from torch import Tensor, nn
 
 from anchorlora.adapters.whole import COME_WITH, NO_WHOLE, WholeWeights, comes_with
 from anchorlora.errors import InvalidValue, NotFinite
@@ -24,6 +25,27 @@ from anchorlora.store.tensors import opened_tensors, write_tensors
 PEFTS = "base_model.model."  # what PEFT puts before the path of a layer
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # of torch.compile, FSDP and checkpointing
 LARGEST = torch.finfo(torch.float32).max
+
+
+class HistoryConfig(LoraConfig):
+    """The configuration of a frozen history beside the block that trains; PEFT saves adapters apart, and warns of nothing."""
+
+    def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
+        """Save it, with a warning outside a checkpoint, whose parts are loaded one by one."""
+        super().save_pretrained(save_directory, **kwargs)
+        if not any(folder.name.startswith("checkpoint-") for folder in (Path(save_directory), Path(save_directory).parent)):
+            warnings.warn(
+                "save_pretrained writes the new block and its history apart, and PeftModel.from_pretrained loads the block alone; "
+                "AdapterStack.save writes both as one adapter",
+                stacklevel=3,
+            )
+
+
+def name_history(model: nn.Module, adapter: str) -> None:
+    """Let a model say that it saves an adapter, the history of another one, apart from that."""
+    for part in model.modules():
+        if isinstance(part, PeftModel):
+            part.peft_config[adapter].__class__ = HistoryConfig
 
 
 def write_adapter(

@@ -19,7 +19,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
 from anchorlora.adapters.anchor import Anchor
-from anchorlora.adapters.files import fitted, read_with_whole, write_adapter
+from anchorlora.adapters.files import fitted, name_history, read_with_whole, write_adapter
 from anchorlora.adapters.gates import Gates
 from anchorlora.adapters.kinds import block_factors
 from anchorlora.adapters.layers import lora_layers, other_layers
@@ -51,7 +51,7 @@ class AdapterStack:
         history_dropout: Dropout on the history's input: "off", or "shared" for one mask over history and current.
 
     Attributes:
-        model: The adapted PeftModel; train this one, and save it with `save`: its save_pretrained writes block and history apart.
+        model: The adapted PeftModel; train this one; save it with `save`, since its save_pretrained writes block and history apart.
         gates: Gates of the stacked adapters, or None. Set by an adapter plan.
         fan_in_fan_out: Whether all adapted layers hold their weight as (d_in, d_out), as GPT-2's Conv1D does.
 
@@ -218,6 +218,7 @@ class AdapterStack:
                 self._quietly(self.model.delete_adapter, name)
         if as_history:
             self._add(HISTORY, self._config(rank, 0.0))
+            name_history(self.model, HISTORY)
             self._kept = {name: f.copy() for name, f in factors.items()}
         for name, module in lora_layers(self.model).items():
             with torch.no_grad():

@@ -202,7 +202,7 @@ def stop_ids(tokenizer: Any, ends: Iterable[int] = ()) -> frozenset[int]:
 def closing(tokenizer: Any, template: str, stops: frozenset[int], *, calls: bool) -> str:
     """Return the stop that a template writes after an answer only where the chat goes on, as GLM-4's next marker; else ""."""
     reply, result = {**REPLY, "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": CALL["id"], "content": ASKED}
-    chat = [QUESTION, reply, result] if calls else [QUESTION, REPLY, QUESTION]
+    chat: Messages = [QUESTION, reply, result] if calls else [QUESTION, REPLY, QUESTION]
     try:
         whole, later = render("", chat[:2], tokenizer), render("", chat, tokenizer)
     except InvalidValue:

@@ -6,7 +6,6 @@ trainer = SFTTrainer(model, args, train_dataset, callbacks=[ProtectionCallback(c
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import wraps
@@ -94,7 +93,6 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
             self._undo_cast(trainer.model)
             trainer.train = self._release_after(trainer, trainer.train)
             trainer.create_optimizer = self._activate_after(trainer, trainer.create_optimizer)
-            trainer.save_model = self._name_parts_after(trainer.save_model)
             self.wraps = True
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **_: Any) -> None:
@@ -210,21 +208,6 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
             return create(*args, **kwargs)
 
         return create_and_activate
-
-    def _name_parts_after(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        # a block without its history computes something else; a checkpoint needs both apart
-        @wraps(save)
-        def save_and_name_parts(output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
-            save(output_dir, *args, **kwargs)
-            apart = self.anchor is not None and any(layer.history is not None for layer in self.anchor.layers)
-            if apart and not Path(output_dir or "").name.startswith(PREFIX_CHECKPOINT_DIR):
-                warnings.warn(
-                    "save_model writes the new block and its history apart, and PeftModel.from_pretrained loads the block alone; "
-                    "AdapterStack.save writes both as one adapter",
-                    stacklevel=2,
-                )
-
-        return save_and_name_parts
 
 
 def _load_left_out(model: Any, checkpoint: Path) -> None:
