@@ -16,9 +16,10 @@ from anchorlora.adapters import AdapterStack, read_adapter
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
 from anchorlora.continual.callback import RunCallback
-from anchorlora.errors import Interrupted
+from anchorlora.errors import Interrupted, InvalidValue
 from anchorlora.features import write_cores
 from anchorlora.models.session import Session
+from architectures.cases import SEES
 from skills import FEW, rows, written
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:peft", "ignore:Model with `tie_word_embeddings=True`")
@@ -57,7 +58,7 @@ def moved(folder, to, options, seed=4):
     """An adapter with whole weights, as PEFT alone makes and saves it; all that trains has moved."""
     torch.manual_seed(seed)
     settings = {"r": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False, "task_type": "CAUSAL_LM"}
-    model = get_peft_model(opened(folder), LoraConfig(**settings, **options))
+    model = get_peft_model(opened(folder), LoraConfig(**settings | options))
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.requires_grad and "lora" not in name:
@@ -213,3 +214,43 @@ def stop_after_one(recipe, out):
 
     with pytest.raises(Interrupted):
         run_sequence(recipe, METHODS["inc-lora"], order=["mood", "metal"], seed=2, out=out, callbacks=[Stops()])
+
+
+def vision(adapter):
+    """The factors of the part that sees, by layer."""
+    return {name: f for name, f in read_adapter(adapter, beside={}).items() if "vision" in name}
+
+
+def test_factors_of_a_part_that_reads_no_text_are_carried_on_as_they_are(small_benchmark, tmp_path, capsys):
+    """As of `target_modules=["q_proj", "v_proj"]` on a model that sees, whose vision tower PEFT adapts too."""
+    base = SEES.write(tmp_path / "sees")
+    old = moved(base, tmp_path / "old", {})
+    recipe = small.recipe(small_benchmark, base).changed({"old_adapter": str(old)})
+    for out in ("run", "stopped"):
+        if out == "stopped":
+            stop_after_one(recipe, tmp_path / out)
+        run_sequence(recipe, METHODS["inc-lora"], order=["mood", "metal"], seed=2, out=tmp_path / out)
+    first, made, other = (tmp_path / at / "adapter" for at in ("run/tasks/1-mood", "run/tasks/2-metal", "stopped/tasks/2-metal"))
+    assert (made / "adapter_model.safetensors").read_bytes() == (other / "adapter_model.safetensors").read_bytes()
+    assert len(vision(made)) == 2
+    for name, f in vision(made).items():
+        assert torch.equal(f.A, vision(old)[name].A)
+        assert torch.equal(f.B, vision(old)[name].B)
+    session = Session(BaseModelSettings(model=str(base), dtype="float32", device="cpu"))
+    assert close(logits(session.adapted(made)), logits(opened(base, made)))
+    cores = str(first.parent / "cores.safetensors")
+    for command in ("measure", "audit"):
+        assert main([command, str(first), str(made), "--cores", cores, "--json"]) == 0
+        assert json.loads(said(capsys))["layers"]
+    assert main(["export", str(tmp_path / "run"), "--form", "merged", "--out", str(tmp_path / "merged")]) == 0
+    merged, by_peft = opened(tmp_path / "merged"), opened(base, made).merge_and_unload()
+    for name in vision(made):
+        assert close(merged.get_submodule(name).weight.detach(), by_peft.get_submodule(name).weight.detach())
+
+
+def test_an_adapter_of_layers_that_read_no_text_alone_is_refused_with_what_to_do(tmp_path):
+    base = SEES.write(tmp_path / "sees")
+    old = moved(base, tmp_path / "old", {"target_modules": r".*vision.*\.q_proj"})
+    session = Session(BaseModelSettings(model=str(base), dtype="float32", device="cpu"))
+    with pytest.raises(InvalidValue, match="adapts no layer that reads text.*; merge it into its base with PEFT"):
+        session.adapted(old)

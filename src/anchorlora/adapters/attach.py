@@ -19,7 +19,7 @@ from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPP
 from anchorlora.adapters.files import fitted, read_with_whole
 from anchorlora.adapters.kinds import adapters_at, block_factors
 from anchorlora.adapters.layers import lora_layers
-from anchorlora.adapters.targets import named, refuse_misfit
+from anchorlora.adapters.targets import named, refuse_misfit, split_by_text
 from anchorlora.adapters.whole import COME_WITH, ROWS, put_whole, take_off
 from anchorlora.devices import forked_generators
 from anchorlora.errors import InvalidValue
@@ -32,9 +32,9 @@ ATTENTION = (("q_proj", "v_proj"), ("query_key_value",), ("qkv_proj",), ("c_attn
 DEFAULT = "default"  # the name that PEFT gives to a loaded adapter
 
 
-def attach(model: Any, folder: Path) -> PeftModel:
-    """Put the adapter of a folder on a model, for inference. The folder is read as data: PEFT receives only finite factors and the
-    names of their layers.
+def attach(model: Any, folder: Path, *, only_text: bool = False) -> PeftModel:
+    """Put the adapter of a folder on a model, for inference, or what of it text reaches. The folder is read as data: PEFT receives
+    only finite factors and the names of their layers.
     """
     described, whole = read_with_whole(folder)
     _refuse_what_is_followed(folder)
@@ -42,6 +42,8 @@ def attach(model: Any, folder: Path) -> PeftModel:
     refuse_misfit(model, saved, where=str(folder))
     config = read_config(folder)
     refuse_undescribed(described, config, where=folder / CONFIG_FILE, beside=whole.tensors)
+    if only_text:
+        saved, _ = split_by_text(model, saved, where=str(folder))
     put_whole(model, whole, where=str(folder))
     adapted = _with_blocks(model, saved, where=str(folder)).eval()
     layers = lora_layers(adapted)

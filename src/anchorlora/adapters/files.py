@@ -64,6 +64,7 @@ def write_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise InvalidValue(f"{folder} is not empty; an adapter is written once")
+    factors = {**factors, **whole.unread}
     first, names = next(iter(factors.values())), sorted(factors if targets is None else targets)
     LoraConfig(
         r=first.rank,

@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors
+from anchorlora.store.adapter_config import MERGE
 
 WEIGHT = re.compile(r"\bself\.(\w+)\.weight\b(?!\.(?:dtype|device|shape)\b)")
 NOT_COMPUTING = re.compile(r".*(?:\binit\.|\bisinstance\().*")  # lines that start a weight, or ask what it is
@@ -73,6 +74,15 @@ def _modules_of_text(base: nn.Module) -> dict[str, nn.Module]:
     text = whole.get_decoder()
     prefix = next(name for name, module in base.named_modules() if module is text)
     return dict(text.named_modules(prefix=prefix))
+
+
+def split_by_text(base: nn.Module, saved: Mapping[str, Factors], *, where: str) -> tuple[dict[str, Factors], dict[str, Factors]]:
+    """Return the factors of layers that read text, and of those that do not, as of a vision tower: with text, these never run."""
+    head, reading_text = _output_layer(base), _modules_of_text(base)
+    reading = {name: f for name, f in saved.items() if name in reading_text or base.get_submodule(name) is head}
+    if not reading:
+        raise InvalidValue(f"{where} adapts no layer that reads text, as {next(iter(saved))}; {MERGE}")
+    return reading, {name: f for name, f in saved.items() if name not in reading}
 
 
 def _read_as_weights(base: nn.Module, names: Iterable[str]) -> set[str]:

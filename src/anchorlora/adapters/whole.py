@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anchorlora.adapters.targets import named
 from anchorlora.errors import InvalidValue
+from anchorlora.geometry import Factors
 
 ROWS = ".token_adapter.trainable_tokens_delta"  # PEFT's name for the rows of an embedding that it trains
 COME_WITH = ("modules_to_save", "trainable_token_indices")
@@ -26,6 +27,7 @@ class WholeWeights:
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # by name in the base model
     named: Mapping[str, Any] = field(default_factory=dict)  # the fields of its configuration that name them
+    unread: Mapping[str, Factors] = field(default_factory=dict)  # factors of layers that read no text, which stay off the model
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> WholeWeights:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from anchorlora.adapters import NOTHING, AdapterStack, lora_layers, refuse_misfit
 from anchorlora.adapters.files import fitted, read_with_whole
 from anchorlora.adapters.sharding import call_with_hooks
+from anchorlora.adapters.targets import split_by_text
 from anchorlora.adapters.whole import NO_WHOLE, WholeWeights, put_whole
 from anchorlora.config import Recipe, Start
 from anchorlora.constraints.sensitivity import TASKS, knows, sensitivity
@@ -145,6 +146,8 @@ def _old(
         factors, whole = read_with_whole(Path(start.old_adapter).expanduser())
         factors = fitted(factors, [name for name, _ in base_model.model.named_modules()], where=start.old_adapter)
         refuse_misfit(base_model.model, factors, where=start.old_adapter)
+        factors, unread = split_by_text(base_model.model, factors, where=start.old_adapter)
+        whole = replace(whole, unread=unread)
     cores = read_cores(Path(start.old_cores).expanduser()) if start.old_cores is not None else NOTHING
     memory = read_tensors(Path(start.old_memory).expanduser()) if start.old_memory is not None else NOTHING
     return factors, whole, cores, memory

@@ -63,7 +63,8 @@ class TaskSequence:
         self.resume = resume or ResumePoint(inputs.past(method))
         self.past = self.resume.past
         if self.past.tasks:
-            self.method.plan.resume(self.blocks, self.resume.factors, self.resume.stack)
+            factors = {layer: f for layer, f in self.resume.factors.items() if layer not in self.blocks.whole.unread}
+            self.method.plan.resume(self.blocks, factors, self.resume.stack)
         else:
             inputs.go_on(method)
 

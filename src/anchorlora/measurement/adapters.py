@@ -76,7 +76,8 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
             "under protection refuses such an adapter (load it with autocast_adapter_dtype=True)"
         )
     folder = next(iter((then or now).values()))
-    find, protected = _directions(ask, set(blocks), earlier, folder, cores)
+    changed = {layer for layer, layer_blocks in blocks.items() if any(block.moved for block in layer_blocks)}
+    find, protected = _directions(ask, set(blocks), earlier, folder, cores, changed=changed)
     if ask.cores is not None and _made_with_another(ask.cores, then.values()):
         notes.append(
             f"the cores of {ask.cores} were made with another adapter than {before}, so they protect the features of that "
@@ -157,7 +158,13 @@ def _block_layer(layer: str, blocks: list[Block], find: Find) -> LayerChange:
 
 
 def _directions(
-    ask: AuditRequest, layers: set[str], earlier: Mapping[str, list[Factors]], folder: Path, cores: Mapping[str, Subspace] | None
+    ask: AuditRequest,
+    layers: set[str],
+    earlier: Mapping[str, list[Factors]],
+    folder: Path,
+    cores: Mapping[str, Subspace] | None,
+    *,
+    changed: set[str],
 ) -> tuple[Find, str]:
     if ask.data is not None:
         from anchorlora.models.cores_from_text import cores_from_data  # models and tokenizers, which no other audit needs
@@ -166,9 +173,9 @@ def _directions(
         if not name:
             raise InvalidValue(f"--data needs the base model, and {folder} names none; give it with --model")
         made = cores_from_data(str(name), folder, ask.data).cores
-        return by_layer(made, layers, str(ask.data)), f"cores made of {ask.data}"
+        return by_layer(made, changed | layers & set(made), str(ask.data)), f"cores made of {ask.data}"
     if cores is not None:
-        return by_layer(cores, layers, str(ask.cores)), f"the cores of {ask.cores}"
+        return by_layer(cores, changed | layers & set(cores), str(ask.cores)), f"the cores of {ask.cores}"
     if ask.weights is not None:
         refuse_replicated(folder)
         base = _base_weights(ask.model or read_config(folder).get("base_model_name_or_path"))
@@ -236,7 +243,11 @@ def other_weights(old: WholeWeights, new: WholeWeights, known: Collection[str]) 
 
 
 def layers(before: Mapping[str, Factors], after: Mapping[str, Factors], cores: Mapping[str, Subspace]) -> tuple[AdaptedLayer, ...]:
-    """Return one adapted layer for each layer of two adapters, with the earlier factors as its start."""
+    """Return one adapted layer for each layer of two adapters, with the earlier factors as its start; those without a core that are
+    the same in both, as of a vision tower, are left out.
+    """
+    after = {layer: f for layer, f in after.items() if layer in cores or not _is_same(f, before.get(layer))}
+    before = {layer: f for layer, f in before.items() if layer in cores or layer in after}
     for what, other in (("the two adapters", set(before)), ("adapter and cores", set(cores))):
         if other != set(after):
             odd = sorted(other ^ set(after))
@@ -249,3 +260,7 @@ def layers(before: Mapping[str, Factors], after: Mapping[str, Factors], cores: M
         current, anchor = (newer, newer.unborn()) if newer else (now, before[layer])
         out.append(AdaptedLayer(layer, current, anchor, core=cores[layer]))
     return tuple(out)
+
+
+def _is_same(one: Factors, other: Factors | None) -> bool:
+    return other is not None and one.scale == other.scale and torch.equal(one.A, other.A) and torch.equal(one.B, other.B)

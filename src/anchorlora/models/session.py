@@ -66,7 +66,7 @@ class Session:
         """
         model = self.bare().model
         if adapter is not None:
-            return attach(model, adapter)
+            return attach(model, adapter, only_text=True)
         return AdapterStack(model, targets or usual_targets(model), rank=1, alpha=1).model.eval()
 
     def room(self, max_tokens: int) -> int:
