@@ -129,6 +129,7 @@ def name_open(anchor: Anchor, closed: Collection[str], *, projects: bool) -> Non
     if (of_A and of_B) or not (of_A or of_B or projects) or {"response", "state"} & set(closed):
         return
     layers = [layer for layer in anchor.layers if layer.core is not None and anchor.model is not None]
+    layers = [layer for layer in layers if projects or "A" in layer.names]
     with_B = [layer for layer in layers if "B" in layer.names]
     reading = [layer for layer in with_B if not of_B and layer.factor("B").requires_grad and reads_core(layer)]
     for layer in (reading or ([] if of_A else layers))[:1]:
