@@ -73,11 +73,11 @@ class StepWatch:
 
     def look_before(self) -> None:
         """Verify, before one of the first steps, the constraints whose projection would hide what others have written."""
-        if 0 < self.step - self.first <= EARLY and not self._stored_otherwise():
+        if 0 < self.step - self.first <= EARLY:
             hiding = [c for c in self.active if type(c).project is not ActiveConstraint.project]
             with true_precision(self.anchor):
                 violation = next((sentence for c in hiding if (sentence := c.violation())), None)
-            if violation and not not_finite(self.anchor):  # which a later look names
+            if violation:
                 raise _protection_lost(self.step, violation, f"{self._outside()}, so another optimizer or program moves it")
 
     def look_after(self, other: Optimizer) -> None:
