@@ -407,30 +407,6 @@ def test_the_compiled_step_of_an_optimizer_of_other_parameters_is_left_alone_and
         torch.compile(_Sign([layer.factor("A") for layer in anchor.layers], {}).step, backend="eager")()
 
 
-class _Unhooked:
-    """A Lookahead around an optimizer that is no torch optimizer, so that torch runs no hooks for its steps."""
-
-    def __init__(self, optimizer):
-        self.optimizer, self.param_groups, self.zero_grad = optimizer, optimizer.param_groups, optimizer.zero_grad
-        self.slow, self.steps = [p.detach().clone() for p in self.param_groups[0]["params"]], 0
-
-    def step(self):
-        self.optimizer.step()
-        self.steps += 1
-        for p, slow in zip(self.param_groups[0]["params"], self.slow, strict=True) if self.steps % 3 == 0 else ():
-            p.data.copy_(slow.lerp_(p.data, 0.5))
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_what_is_written_between_two_early_steps_is_found_at_the_next_one(inside):
-    anchor = anchor_of(fresh=True)
-    around = _Unhooked(optimizer_for(anchor, "adamw"))  # its slow factors are those before `Retract`
-    lost = nullcontext() if inside else pytest.raises(ProtectionLost, match="by step 3: .*written outside the optimizer's steps")
-    with lost, protect(around, anchor, [Retract("A"), ProjectDisplacement("A")]):
-        train(anchor, _Unhooked(around.optimizer) if inside else around, 7)  # the last of which projects what was written
-    assert around.steps == (0 if inside else 3)
-
-
 def test_a_block_that_nobody_closes_does_not_look_at_a_later_protected_optimizer():
     anchor = anchor_of()
     first, second = optimizer_for(anchor, "adamw"), optimizer_for(anchor, "adamw")

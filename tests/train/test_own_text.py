@@ -282,15 +282,3 @@ def test_the_memory_that_texts_take_is_that_of_weights_cache_and_logits(loaded, 
         module.refuse_too_large(settings, tokens=8)
     monkeypatch.setattr(module, "free_memory", lambda device: None)
     module.refuse_too_large(settings, tokens=10**9)
-
-
-def test_memory_that_is_left_is_the_machines_or_what_its_container_may_take(tmp_path, monkeypatch):
-    machine, container = tmp_path / "meminfo", tmp_path / "max"
-    monkeypatch.setattr(devices, "MEMORY", (str(machine), str(container)))
-    cpu = torch.device("cpu")
-    assert devices.free_memory(cpu) is None, "a system that does not say"
-    machine.write_text("MemTotal:       300 kB\nMemAvailable:       200 kB\nSwapFree: 7 kB\n")
-    container.write_text("max\n")
-    assert devices.free_memory(cpu) == 200 * 1024
-    container.write_text("70000\n")
-    assert devices.free_memory(cpu) == 70000

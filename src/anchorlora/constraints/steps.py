@@ -52,7 +52,6 @@ class StepHooks:
                 f"{type(optimizer).__name__} steps within the backward pass; protection needs one step after it: switch off what "
                 "releases gradients early"
             )
-        self.watch.look_before()  # not in a closure, which may run where SAM has moved the factors for a while
         self.outermost = call
         if callable(kwargs.get("closure")):
             return args, {**kwargs, "closure": self._follow(kwargs["closure"], optimizer)}

@@ -1,7 +1,6 @@
 """Verify all constraints on the live parameters: after the second step, then every `check_every` steps, and at the end.
 
-After the second step because a new block has B = 0, so A gets no gradient in the first. Before each of the first steps as well,
-since what others write between two steps, as a Lookahead without step hooks does, is projected away by the next one.
+After the second step because a new block has B = 0, so A gets no gradient in the first.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from anchorlora.adapters import Anchor
 
 CHECK_EVERY = 100  # optimizer steps between two verifications on the live parameters
-EARLY = 20  # first steps before which the constraints are verified: others mostly write every few steps
 STORED = {  # what must stay of a factor, as it was and as it is
     "device": "on {} and is on {} now; move the model first, then protect it",
     "dtype": "{} and is {} now; use autocast instead",
@@ -70,15 +68,6 @@ class StepWatch:
             violation = self._first_violation()
         if violation:
             raise _protection_lost(step, violation, f"{self._outside()}, so another optimizer or program moves it")
-
-    def look_before(self) -> None:
-        """Verify, before one of the first steps, the constraints whose projection would hide what others have written."""
-        if 0 < self.step - self.first <= EARLY:
-            hiding = [c for c in self.active if type(c).project is not ActiveConstraint.project]
-            with true_precision(self.anchor):
-                violation = next((sentence for c in hiding if (sentence := c.violation())), None)
-            if violation:
-                raise _protection_lost(self.step, violation, f"{self._outside()}, so another optimizer or program moves it")
 
     def look_after(self, other: Optimizer) -> None:
         # Verify the constraints after a step of another optimizer that holds factors.
