@@ -9,7 +9,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Cache
 
-from anchorlora import devices
 from anchorlora.adapters import lora_layers
 from anchorlora.cli.app import main
 from anchorlora.config import BaseModelSettings
