@@ -274,13 +274,14 @@ def on_gemma() -> str:
 
 
 CHAINS = {  # by the folder and the variant of the records
-    ("first-command/eight", "plain-chain"): "plain LoRA, trained further",
-    ("first-command/eight", "rival-chain"): "`--method replay`, with the earlier skills' examples",
-    ("first-command/eight", "fold-16-chain"): "`--method fold-16`",
-    ("first-command/eight", "command-chain"): "the default, `fold-64`",
-    ("first-command/eight", "fold-64-replay-chain"): "`--method fold-64-replay`",
-    ("first-command/gemma3/eight", "plain-chain"): "Gemma 3 270M: plain LoRA at 2e-4, trained further",
-    ("first-command/gemma3/eight", "command-chain"): "Gemma 3 270M: the default",
+    ("first-command", "plain-chain"): "plain LoRA, trained further",
+    ("first-command", "rival-chain"): "`--method replay`, with the earlier skills' examples",
+    ("first-command", "command-chain"): "the default",
+    ("first-command", "thirty-chain"): "the same with a penalty of 30 throughout",
+    ("first-command/eight", "fold-16-chain"): "eight examples: `--method fold-16`",
+    ("first-command/eight", "fold-64-replay-chain"): "eight examples: `--method fold-64-replay`",
+    ("first-command/gemma3/eight", "plain-chain"): "Gemma 3 270M, eight examples: plain LoRA at 2e-4, trained further",
+    ("first-command/gemma3/eight", "command-chain"): "Gemma 3 270M, eight examples: the default",
 }
 
 
@@ -297,13 +298,13 @@ def chain_in_words() -> str:
     """What three skills in a row leave of the first two, by the default and by plain LoRA."""
     ends = []
     for variant in ("plain-chain", "command-chain"):
-        chains = chain_records("first-command/eight", variant)
+        chains = chain_records("first-command", variant)
         taught = [mean([mean(chain[-1]["skills"][skill]) for chain in chains]) for skill in chains[0][-1]["skills"]]
         ends.append((", ".join(f"{100 * right:.0f}" for right in taught), seeds_in_words(len(chains))))
     (plain, others), (ours, seeds) = ends
     sizes = [record["stored_bytes"] / 1e6 for record in chains[0]]
     return (
-        f"Three skills in a row (`--after`), with eight examples a step and a penalty of 100: {ours} % at the end ({seeds}), "
+        f"Three skills in a row (`--after`): {ours} % at the end ({seeds}), "
         f"plain LoRA trained further {plain} % ({others}). "
         f"Of the first skill, {first_kept(chains).replace(' ', ' % ', 1)} is kept, "
         f"and the adapter grows from {sizes[0]:.0f} to {sizes[-1]:.0f} MB."
