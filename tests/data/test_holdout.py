@@ -132,6 +132,11 @@ def test_what_is_kept_is_measured_on_rows_unlike_those_that_are_protected():
     assert not {s.content[: s.given] for s in protected} & {row["prompt"] for row in probes}
 
 
+def test_what_is_held_out_of_a_kept_file_does_not_depend_on_its_folder():
+    samples = prompts_with_answers([(str(i), f"{i}") for i in range(60)])
+    assert hold_out("old.jsonl", samples)[1] == hold_out("/data/of/others/old.jsonl", samples)[1]
+
+
 def test_copies_of_one_row_are_parted_all_the_same():
     held, kept = sides([conversation("a")] * 20, 2)
     assert (len(held), len(kept)) == (2, 18)

@@ -160,7 +160,7 @@ def hold_out(
     """Return samples for cores, and rows to measure by: one of `share`, by a hash of its text, with all that go with it."""
     if len(samples) < 2:
         raise InvalidValue(f"{name} has one row; what is kept is made of one part and measured on another: give at least two")
-    held = RowHashes(name, samples).held_out(min(MOST_PROBES, max(1, len(samples) // share)), unfit=frozenset(unfit))
+    held = RowHashes(name_of_data(name), samples).held_out(min(MOST_PROBES, max(1, len(samples) // share)), unfit=frozenset(unfit))
     return [s for i, s in enumerate(samples) if i not in held], [row_of(samples[i]) for i in sorted(held)]
 
 
