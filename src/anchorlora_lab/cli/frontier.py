@@ -24,7 +24,11 @@ def names(ctx: click.Context, param: click.Parameter, value: str | None) -> list
 @path_option("--out", "to", required=True, help="The folder of records; the same one goes on.")
 @path_option("--data", envvar="ANCHORLORA_DATA", required=True, help="The folder that holds standard_cl and cl_benchmark.")
 @click.option("--rows", callback=names, help="Rows, comma-separated; all by default.")
-@click.option("--skills", callback=names, help="New skills, comma-separated: labels, card, passage, style.")
+@click.option(
+    "--skills",
+    callback=names,
+    help="New skills, comma-separated: labels, card, passage, style; or, on which nothing was chosen, topics, headline, names.",
+)
 @click.option("--seeds", default="42,7,2026", show_default=True, help="Seeds, comma-separated.")
 @click.option("--most", type=click.IntRange(min=0), help="Stop after so many runs; with 0, only write the table.")
 @click.option("--chosen-rate", is_flag=True, help="Run each row only at the rate that the records choose.")

@@ -117,7 +117,7 @@ def bench(
     import torch
 
     from anchorlora_lab.frontier.measures import Measures, Sizes
-    from anchorlora_lab.frontier.skills import refuse_unknown, skills
+    from anchorlora_lab.frontier.skills import HELD_OUT, refuse_unknown, skills
     from anchorlora_lab.frontier.subject import Subject
     from anchorlora_lab.frontier.tables import ABOVE_CHANCE, abilities
 
@@ -128,7 +128,7 @@ def bench(
     taken = chosen_rows(rows)
     if rates is not None:
         taken = [replace(row, rates=(rates[row.name],)) for row in taken if row.name in rates]
-    runs = planned(taken, list(skill_names) or list(known), seeds)
+    runs = planned(taken, list(skill_names) or [name for name in known if name not in HELD_OUT], seeds)
     folder = folder_of(out, model)
     folder.mkdir(parents=True, exist_ok=True)
     if most == 0:
