@@ -19,7 +19,7 @@ from anchorlora.methods import METHODS
 from anchorlora_lab.frontier.bench import BEFORE, EPOCHS, Run, append, bench, one, planned, read_records
 from anchorlora_lab.frontier.measures import Sizes
 from anchorlora_lab.frontier.rows import ROWS, Row
-from anchorlora_lab.frontier.skills import skills
+from anchorlora_lab.frontier.skills import HELD_OUT, skills
 from anchorlora_lab.frontier.subject import RANK, Subject
 from anchorlora_lab.frontier.tables import chosen, chosen_rates, difference, frontier_tables, interval, picture, points_of
 from anchorlora_lab.frontier.training import Training
@@ -131,6 +131,20 @@ def test_an_interval_is_as_wide_as_clusters_and_questions_make_it():
         assert high - low == pytest.approx(2 * 1.96 * (between + inside + questions) ** 0.5, rel=0.15)
 
 
+def test_a_right_answer_has_the_full_score_and_one_of_other_words_none(data):
+    every = skills(data, test=4)
+    assert set(HELD_OUT) < set(every)
+    for name, skill in every.items():
+        assert skill.pool, name
+        assert {skill.score(item.answer, item.answer) for item in skill.test + skill.pool} == {1.0}, name
+        assert {skill.score("Other; Words", item.answer) for item in skill.test + skill.pool} == {0.0}, name
+        assert not {item.prompt for item in skill.test} & {item.prompt for item in skill.pool}, name
+    (answer,) = {item.answer for item in every["names"].pool}
+    assert answer == "Anna Bell; Paris"
+    assert every["names"].score("Paris; Rome", answer) == every["names"].score("Paris; Rome; Rome; x; y; Anna Bell", answer) == 0.5
+    assert every["headline"].score("River, and the STONE", "river stone bread") == 4 / 7
+
+
 def test_runs_of_a_tier_come_before_the_next_and_every_row_once():
     runs = planned(ROWS, SKILLS, (1, 2))
     assert len({run.id for run in runs}) == len(runs) == len(SKILLS) * (1 + 2 * sum(len(row.rates) for row in ROWS))
@@ -153,7 +167,11 @@ def data(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     words = ["river", "stone", "bread", "light", "paper", "music", "winter", "garden"]
     for task, kind, sentence in (
-        ("agnews", "TC", "Title: {0} {1} {2} {3} {4}\nText: The {0} was {1}."),
+        (
+            "agnews",
+            "TC",
+            "Title: {0} {1} {2} {3} {4}\nText: The {0} and {2} were shown to Anna Bell in Paris, where Anna Bell lives.",
+        ),
         ("dbpedia", "TC", "Title: {0} {1}\nText: The {0} is a {1} of {2}."),
         ("yahoo", "TC", "Question: what is {0} {1} {2} {3}?\nAnswer: it is {0} and {1} and {2} and {3} and {4}"),
         ("amazon", "SC", "Title: {0}\nText: " + "{0} {1} {2} {3} {4} " * 9),
