@@ -68,12 +68,14 @@ def test_zero_displacement_gives_exactly_zero():
 
 @pytest.mark.parametrize("step", [1e-1, 1e-4, 1e-7])
 def test_a_small_change_of_float32_factors_keeps_its_digits(step):
-    """Subtracting two float32 products would be wrong by 8 % at 1e-7; from displacements nothing is lost."""
+    """Subtracting two float32 products would be wrong by half at 1e-7; from displacements nothing is lost."""
     now, anchor = pair(64, 48, 8, step=step, dtype=torch.float32)
     expected = dense(now, anchor)  # float64 from the stored numbers
     change = now.since(anchor)
     error = float((change.left @ change.right - expected).norm() / expected.norm())
     assert error < 64 * EPS / step
+    subtracted = now.scale * (now.B @ now.A - anchor.B @ anchor.A)
+    assert float((subtracted - expected).norm() / expected.norm()) == pytest.approx(5e-8 / step, rel=0.2)
 
 
 def test_a_rank_that_grew_is_compared_by_stacking_both_products():
