@@ -72,7 +72,7 @@ def frontier_in_words() -> str:
     spans = " and ".join(spanned(each[at].kept, each[at].kept_interval).replace("+", "") for at, (_, _, each) in gemma.items())
     pairs = " and ".join(str(len(known)) for known, *_ in gemma.values())
     return (
-        f"{grid}\n\nRank 16, {RATE:g}, two epochs, {len(shared)} pairs of a skill and a seed. "
+        f"{grid}\n\nRank 16, {RATE:g}, two epochs, {len(shared)} pairs of a skill and a seed, intervals over pairs and examples. "
         "Own text in the mix, and KL on it, learn as much and [are not shown to keep less](docs/lab/frontier.md) than `fold-16`. "
         f"On Gemma 3 270M, a base model, `fold-16` keeps {spans} points more than own text and KL ({pairs} pairs)."
     )

@@ -244,7 +244,7 @@ def price() -> str:
         "each of 192 chats of a new skill "
         f"({', '.join(SKILLS[skill] for skill in skills)}); 40 new and 90 old test examples. "
         f"By chance, {chance['instructions']:.0f} % of instructions and {chance['choice']:.0f} % of choices are right.\n"
-        f"95 % intervals: the command learns {between('plain', ['new'])} points against plain LoRA and keeps "
+        f"95 % intervals, over runs and examples: the command learns {between('plain', ['new'])} points against plain LoRA and keeps "
         f"{between('plain', old)}; old abilities moved by {between('before', old)}. "
         f"Against `replay-kl`, it learns {between('kl', ['new'])} and keeps {between('kl', old)}.\n"
         "The method was chosen on topics and cards with seed 42, a start from 16 examples on all runs, "
