@@ -56,7 +56,7 @@ def frontier_in_words() -> str:
         scaled: "the same, its update scaled by 0.7",
         own: "10 % own text in the mix",
         kl: "KL to the model before, on own text",
-        (FOLD, RATE, 2, 1): "`fold-16`, for a first skill the default, started from 64 examples",
+        (FOLD, RATE, 2, 1): "`fold-16`, the default with a penalty of 100, started from 64 examples",
     }
     shared, members, less = beside_fold("smollm2", plain, scaled, own, kl)
     lines = [
