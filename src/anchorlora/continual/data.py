@@ -61,7 +61,7 @@ class TaskData:
         *,
         tell: Tell | None = None,
     ) -> TaskData:
-        """Read and tokenize all tasks, reporting progress to `tell` for text files, whose examples are counted first."""
+        """Read and tokenize all tasks, reporting progress to `tell` for text files."""
         if repeated := [name for name in order if list(order).count(name) > 1]:
             raise InvalidValue(f"the order names {repeated[0]} twice; a task is trained once")
         old = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -24,6 +23,7 @@ MOST_LABELS = 50
 LABEL_WORDS = 6
 ENDS = "\"'`*_()[]{}.,;:!?"  # punctuation around a label that is not of it
 PER_LABEL = 5  # examples; fewer, and the answers are texts that happen to repeat
+Tell = Callable[[int, int], None]  # is told how many rows are read, and of how many
 HELD_OUT = 10  # every tenth row is held out where there is no test file
 
 
@@ -56,7 +56,6 @@ class TextFiles:
     opened: dict[str, FileFacts] = field(default_factory=dict)
     _listed: dict[str, _Listed] = field(default_factory=dict)
     _answers: dict[str, _Answers] = field(default_factory=dict)
-    _lengths: dict[str, int] = field(default_factory=dict)  # training examples of the files that were read to the end for these
     _encoded: dict[tuple[Any, ...], EncodedExamples] = field(default_factory=dict)
 
     @property
@@ -75,12 +74,10 @@ class TextFiles:
             answers = self._listing(name).answers
         elif name not in self._answers:
             answers = self._answers[name] = _Answers()
-            for example in examples_of(self._rows(source, "train")):
+            for example in examples_of(self._rows(name, "train")):
                 answers.add(example)
                 if answers.counts is None and not answers.plain and not answers.numbers:  # the file is not read any further
                     break
-            else:
-                self._lengths[name] = answers.examples
         else:
             answers = self._answers[name]
         metrics = source.metrics
@@ -90,46 +87,40 @@ class TextFiles:
         refuse_uninstalled(metrics)
         return TextTask(name, answers.labels if encoder is None else answers.read(encoder), metrics, source.max_new_tokens)
 
-    def examples(self, name: str, split: str, *, limit: int | None = None) -> Iterator[Example]:
-        """Yield the examples of a split; files are read only as far as needed."""
+    def examples(self, name: str, split: str, *, limit: int | None = None, tell: Tell | None = None) -> Iterator[Example]:
+        """Yield the examples of a split; files are read only as far as needed, with progress reported to `tell`."""
         source = self._source(name)
         if split == "test" and not self.testing:
             raise InvalidValue(f"the test file of {name} may not be opened here")
         any_answer = False
-        for example in islice(examples_of(self.rows_of(name, split)), limit):
+        for example in islice(examples_of(self.rows_of(name, split, tell)), limit):
             any_answer = True
             yield example
         if not any_answer:
             raise InvalidValue(f"{source.file(split)} has no answer to learn; a chat needs a message of the assistant")
 
-    def rows_of(self, name: str, split: str) -> Iterator[Sample]:
+    def rows_of(self, name: str, split: str, tell: Tell | None = None) -> Iterator[Sample]:
         """Yield the rows of a split as they stand; where no test file may be opened, none is held out."""
-        source = self._source(name)
-        if source.test is not None or not self.testing:
-            yield from self._rows(source, split)
+        if self._source(name).test is not None or not self.testing:
+            yield from self._rows(name, split, tell)
             return
         held = self._holdout(name)
-        yield from (s for i, s in enumerate(self._rows(source, split)) if (i in held) == (split == "test"))
+        yield from (s for i, s in enumerate(self._rows(name, split, tell)) if (i in held) == (split == "test"))
 
-    def look_through(self, name: str, tell: Callable[[int, int], None]) -> None:
+    def look_through(self, name: str, tell: Tell) -> None:
         """Scan a task's training rows before they are tokenized, reporting progress to `tell`."""
         self._listing(name, tell)
 
     def encoded(
-        self, name: str, split: str, encoder: Encoder, *, limit: int | None = None, tell: Callable[[int, int], None] | None = None
+        self, name: str, split: str, encoder: Encoder, *, limit: int | None = None, tell: Tell | None = None
     ) -> EncodedExamples:
         """Return the examples of a split as tokens, those that `counted` kept or else read, with progress reported to `tell`."""
         key = (name, split, limit, encoder.key)
-        if key in self._encoded:
-            return self._encoded[key]
-        examples: Iterable[Example] = self.examples(name, split, limit=limit)
-        if tell is not None:
-            examples = counting(examples, tell, self._length(name, split, limit))
-        return encoder.encode(self.task(name), examples)
+        if key not in self._encoded:
+            return encoder.encode(self.task(name), self.examples(name, split, limit=limit, tell=tell))
+        return self._encoded[key]
 
-    def counted(
-        self, name: str, split: str, encoder: Encoder, *, test_limit: int | None, tell: Callable[[int, int], None]
-    ) -> dict[str, Any]:
+    def counted(self, name: str, split: str, encoder: Encoder, *, test_limit: int | None, tell: Tell) -> dict[str, Any]:
         """Return how many rows a file has, and how many of them have each property; their tokens are kept for `encoded`."""
         source = self._source(name)
         held = self._holdout(name) if source.test is None else frozenset()
@@ -140,40 +131,31 @@ class TextFiles:
             if part == "train" or test_limit is None or len(parts[part]) < test_limit:
                 parts[part].add(fitted(replace(example, index=len(parts[part])), turn, encoder.max_tokens, name=name))
 
-        total = len(self._listing(name).rows.hashes) if split == "train" else sum(1 for _ in self._rows(source, split))
-        counts, _ = count_rows(name, counting(self._rows(source, split), tell, total), encoder, keep=keep)
+        counts, _ = count_rows(name, self._rows(name, split, tell), encoder, keep=keep)
         for part in ("train", "test") if source.test is None else (split,):
             self._encoded[name, part, test_limit if part == "test" else None, encoder.key] = parts[part]
         if split == "test":
-            counts["also_learned"] = self._listing(name).rows.shared_with(self._rows(source, split))
+            counts["also_learned"] = self._listing(name).rows.shared_with(self._rows(name, split))
         return counts
 
     def held_out(self, name: str) -> int:
         """Return how many rows of the training file are held out; 0 with a test file."""
         return 0 if self._source(name).test is not None else len(self._holdout(name))
 
-    def _length(self, name: str, split: str, limit: int | None) -> int:
-        """How many examples of a split are read; its file is read again only where it was not read to the end."""
-        if self._source(name).test is None and self.testing and name in self._listed:
-            held = self._holdout(name)
-            known = sum(n for i, n in enumerate(self._listing(name).examples) if (i in held) == (split == "test"))
-        elif split == "train" and name in self._lengths:
-            known = self._lengths[name]
-        else:
-            return sum(1 for _ in self.examples(name, split, limit=limit))
-        return known if limit is None else min(known, limit)
-
     def _source(self, name: str) -> TextSource:
         if name not in self.sources:
             raise UnknownName(f"no task called {name!r}; there is: {', '.join(self.sources)}")
         return self.sources[name]
 
-    def _rows(self, source: TextSource, split: str) -> Iterator[Sample]:
-        """All rows of a split's file."""
+    def _rows(self, name: str, split: str, tell: Tell | None = None) -> Iterator[Sample]:
+        """All rows of a split's file, with progress reported where it is known how many there are, as of a file of lines."""
+        source = self._source(name)
         samples = source.samples(file := source.file(split))
         if file not in self.opened:
             self.opened[file] = facts_of_data(file)
-        return samples
+        listed = self._listed.get(name) if file == source.train else None
+        total = len(listed.rows.hashes) if listed else lines_in(file) if tell else None
+        return counting(samples, tell, total) if tell and total else samples
 
     def _holdout(self, name: str) -> frozenset[int]:
         """Numbers of the rows that are held out: the tenth whose text has the smallest hashes, at least one; see `RowHashes`."""
@@ -185,11 +167,9 @@ class TextFiles:
             listed.held = listed.rows.held_out(max(1, round(rows / HELD_OUT)), unfit=listed.unfit)
         return listed.held
 
-    def _listing(self, name: str, tell: Callable[[int, int], None] | None = None) -> _Listed:
+    def _listing(self, name: str, tell: Tell | None = None) -> _Listed:
         if name not in self._listed:
-            source = self._source(name)
-            rows, lines = self._rows(source, "train"), lines_in(source.train) if tell else None
-            self._listed[name] = _Listed.of(name, counting(rows, tell, lines) if tell and lines else rows)
+            self._listed[name] = _Listed.of(name, self._rows(name, "train", tell))
         return self._listed[name]
 
 
@@ -199,23 +179,20 @@ class _Listed:
 
     rows: RowHashes
     answers: _Answers
-    examples: array[int]  # how many each row has
     unfit: frozenset[int]  # rows of which nothing is learned
     held: frozenset[int] | None = None  # rows that are held out; None until that is asked
 
     @classmethod
     def of(cls, name: str, samples: Iterable[Sample]) -> _Listed:
         """Read the rows."""
-        rows, answers, numbers, unfit = RowHashes(name), _Answers(), array("L"), set[int]()
+        rows, answers, unfit = RowHashes(name), _Answers(), set[int]()
         for number, sample in enumerate(samples):
             rows.add(sample)
             if not sample.weight:
                 unfit.add(number)
-            examples = list(examples_of([sample]))
-            numbers.append(len(examples))
-            for example in examples:
+            for example in examples_of([sample]):
                 answers.add(example)
-        return cls(rows, answers, numbers, frozenset(unfit))
+        return cls(rows, answers, frozenset(unfit))
 
 
 class _Answers:
