@@ -37,6 +37,8 @@ REFUSED = {
     "one target of two": {"target_modules": ["q_proj"]},
     "a number for a target": {"target_modules": 5},
     "a target that is left out": {"exclude_modules": ["v_proj"]},
+    "a number for what is left out": {"exclude_modules": 5},
+    "a number among what is left out": {"exclude_modules": ["v_proj", 5]},
     "a changed base": {"init_lora_weights": "pissa"},
 }
 WITHOUT_EFFECT = {

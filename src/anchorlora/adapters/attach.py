@@ -97,33 +97,20 @@ def _refuse_what_is_followed(folder: Path) -> None:
     path, config = folder / CONFIG_FILE, read_config(folder)
     if config.get("megatron_config"):
         raise InvalidValue(f"{path} has megatron_config, which names code to import; remove it")
-    if not _of_transformers(config.get("auto_mapping")):
+    mapping = config.get("auto_mapping")  # PEFT writes a class of transformers for an adapter without a task
+    library = mapping.get("parent_library") if isinstance(mapping, dict) else mapping
+    if library and str(library).split(".")[0] != "transformers":
         raise InvalidValue(f"{path}: auto_mapping names a library to import that is not transformers; remove it")
-    targets = config.get("target_modules")
-    if not isinstance(targets, str) and not _plain_names(targets):
-        raise InvalidValue(f"{path}: target_modules is {targets!r:.40}, no list of module names; list them by name")
-    for name in ("modules_to_save", "target_parameters"):
-        if not _plain_names(config.get(name)):
-            raise InvalidValue(f"{path}: {name} is a regular expression, which is not supported; list the modules by name")
+    for name in ("target_modules", "exclude_modules"):
+        names = config.get(name) or []
+        if not isinstance(names, str) and not (isinstance(names, list) and all(isinstance(n, str) for n in names)):
+            raise InvalidValue(f"{path}: {name} is {names!r:.40}, no list of module names; list them by name")
     if not isinstance(config.get("rank_pattern") or {}, dict):
         raise InvalidValue(f"{path}: rank_pattern is no mapping of layers to ranks")
 
 
-def _of_transformers(mapping: Any) -> bool:
-    """True for nothing, or for a transformers class, which PEFT writes for an adapter without a task."""
-    library = mapping.get("parent_library") if isinstance(mapping, dict) else mapping
-    return not mapping or library is None or (isinstance(library, str) and library.split(".")[0] == "transformers")
-
-
-def _plain_names(names: Any) -> bool:
-    """True for nothing, for a list of module names, or for "all-linear"."""
-    if isinstance(names, str):
-        return names == "all-linear"
-    return not names or (isinstance(names, list) and all(isinstance(n, str) and re.fullmatch(r"[\w.]+", n) for n in names))
-
-
 # with these, the model is more than its base and plain LoRA factors on its layers
-MORE_THAN_FACTORS = ("layer_replication", "modules_to_save", "target_parameters", "trainable_token_indices")
+MORE_THAN_FACTORS = ("layer_replication", *COME_WITH)
 
 
 def refuse_undescribed(
