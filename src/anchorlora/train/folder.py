@@ -33,9 +33,8 @@ def facts_in(folder: Path) -> dict[str, Any]:
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:
-    """Return how many rows each source of text has, and how many of them have each property; none if they were not counted."""
-    file = folder / ROWS
-    rows = read_file(file, list[dict[str, Any]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED) if file.is_file() else []
+    """Return how many rows each source of text has, and how many of them have each property."""
+    rows = read_file(folder / ROWS, list[dict[str, Any]], remedy=BEGIN_AGAIN, largest=LARGEST_SEALED)
     own = [part["rows"] for part in facts_in(folder)["kept"] if "rows" in part] if (folder / "before").is_dir() else []
     return rows + own
 

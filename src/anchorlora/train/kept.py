@@ -22,7 +22,7 @@ from anchorlora.features.files import first_layers, read_origin, read_tensors
 from anchorlora.geometry import JoinedCore, LayerCore, in_float32
 from anchorlora.scores import MOST_PROBES
 from anchorlora.store.files import load_yaml
-from anchorlora.store.json import Unreadable, checked, loads, read_file, read_json, text_of
+from anchorlora.store.json import read_file, read_json, text_of
 from anchorlora.store.run_folder import SKILL, RunFolder
 from anchorlora.store.tensors import opened_tensors, write_tensors
 from anchorlora.text import shown
@@ -68,7 +68,7 @@ def read_kept(source: str, columns: str | None, unfit: Mapping[str, Collection[i
     old_text = _rows_left(skill, OLD_TEXT)
     learned = [(source, row) for row in _rows_left(skill, UNREAD)]
     unread = samples_of(learned, source=source, mixed=True) if learned else []
-    cores = joined_cores_in(skill / "after", [file.stem for file in files]) if left_cores else None
+    cores = joined_cores_in(skill / "after") if left_cores else None
     titles = _titles(skill)
     return [
         Kept(
@@ -201,34 +201,19 @@ def _one_each(cores: Mapping[str, JoinedCore]) -> dict[str, JoinedCore]:
     return {layer: cores[layer] for layer in dict.fromkeys(first_layers(cores).values())}
 
 
-def joined_cores_in(stage: Path, names: Sequence[str]) -> dict[str, JoinedCore]:
-    """Return the joined cores of a stage; where an earlier version left no energies, every direction counts alike."""
-    cores = read_cores(stage / CORES)
-    tensors: Mapping[str, Tensor] = {}
-    if (stage / ENERGIES).is_file():
-        tensors = read_tensors(stage / ENERGIES)
-        with opened_tensors(stage / ENERGIES) as file:
-            names = _names((file.metadata() or {}).get("names", "[]"), stage / ENERGIES)
+def joined_cores_in(stage: Path) -> dict[str, JoinedCore]:
+    """Return the joined cores of a stage, which has a seal."""
+    cores, tensors = read_cores(stage / CORES), read_tensors(stage / ENERGIES)
+    with opened_tensors(stage / ENERGIES) as file:
+        names = json.loads(file.metadata()["names"])
     made: dict[int, JoinedCore] = {}
     for layer, core in cores.items():
-        if id(core) in made:
-            continue
-        even = torch.full((len(names), core.k), 1 / core.k)
-        energy, whole = tensors.get(f"energy/{layer}", even), tensors.get(f"whole/{layer}", even.sum(1))
-        if energy.shape != even.shape or whole.shape != even.shape[:1]:
-            raise InvalidValue(
-                f"{stage / ENERGIES} is not of the cores beside it, at {layer}; restore both, or train the skill again"
-            )
-        shares = dict(zip(names, energy, strict=True))
-        made[id(core)] = JoinedCore(core, shares, tensors.get(f"turn/{layer}"), dict(zip(names, whole.tolist(), strict=True)))
+        if id(core) not in made:
+            energy, whole = tensors[f"energy/{layer}"], tensors[f"whole/{layer}"]
+            shares = dict(zip(names, energy, strict=True))
+            before_cuts = dict(zip(names, whole.tolist(), strict=True))
+            made[id(core)] = JoinedCore(core, shares, tensors.get(f"turn/{layer}"), before_cuts)
     return {layer: made[id(core)] for layer, core in cores.items()}
-
-
-def _names(text: str, file: Path) -> list[str]:
-    try:
-        return list(checked(loads(text), list[str], where=str(file), remedy="train the skill again"))
-    except Unreadable as error:
-        raise InvalidValue(f"{file} names nothing that is kept ({error}); train the skill again") from None
 
 
 def capacity(cores: Mapping[str, JoinedCore]) -> dict[str, Any]:

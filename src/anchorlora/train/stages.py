@@ -238,8 +238,7 @@ def after(teaching: Teaching, *, left: bool) -> None:
         if leaves_cores(request, method):
             samples = islice(source.rows_of(request.name, "train"), kept.MOST_ROWS)  # what is held out measures a later skill
             made = _cores(teaching, adapted, samples, f"finding what a later skill must protect of {request.name}")
-            names = [part["name"] for part in facts_in(folder)["kept"]]
-            union = kept.joined_cores_in(earlier, names) if (earlier / CORES).exists() else {}
+            union = kept.joined_cores_in(earlier) if (earlier / CORES).exists() else {}
             union = joined_within(union, kept.new_cores(request.name, made.layers), asked=request.asked.features.energy)
             kept.write_joined_cores(temporary, union, origin=dict(made.origin))
             if reads_cores(method):
