@@ -263,10 +263,10 @@ def test_too_few_rows_cannot_tell_what_was_learned():
 
 def whole(before, after, **changes):
     skill = learned(([0] * 40, [2.0] * 40), ([1] * 40, [0.1] * 40))
-    old = Kept(**vars(kept(before, after)), name="old", source="old.jsonl")
+    old = Kept(**vars(kept(before, after)), name="old", title="old", source="old.jsonl")
     protection = Protection(method="m", definition="M()", rho=None, tolerance=None, chance=None, exact=False)
     how = {"adapter": "a", "rank": 4, "serve": "serve", "train_seconds": 1.0, "margin": Margin(), "protection": protection}
-    return Verdict(name="new", model="base", **{**how, "skill": skill, "kept": [old], **changes})
+    return Verdict(name="new", model="base", **{"title": "new", **how, "skill": skill, "kept": [old], **changes})
 
 
 @pytest.mark.parametrize("n", [3, 40, 100])

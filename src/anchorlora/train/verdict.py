@@ -45,14 +45,11 @@ class Kept(JudgedKept):
     """Something that was to be kept, as it was judged."""
 
     name: str
-    title: str = ""
+    title: str
     source: str  # where its text comes from
-    energy: Energy | None = None  # None of what an earlier version kept
+    energy: Energy | None = None  # None where no cores were made of it
     own: dict[str, int] | None = None  # of texts of the model's own: how many there are, and how many have which defect
     over_chain: JudgedKept | None = None  # from when a run of the chain first kept it; None where that is this run
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "title", self.title or self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +81,7 @@ class Verdict:
 
     schema: int = 2
     name: str
-    title: str = ""  # what it is called; files and keys have its name
+    title: str  # what it is called; files and keys have its name
     model: str | None
     skill: Judged
     kept: list[Kept]
@@ -102,9 +99,6 @@ class Verdict:
     train_seconds: float
     sentences: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # those of the sentences that say what is not protected
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "title", self.title or self.name)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of the file."""
@@ -180,7 +174,7 @@ def _protection(record: Record, facts: Mapping[str, Any], capacity: Path) -> Pro
 
 
 def energy_of(part: Mapping[str, Any]) -> Energy | None:
-    """Return how much of its energy the protected subspace of something holds; None for what an earlier version kept."""
+    """Return how much of its energy the protected subspace of something holds; None where no cores were made of it."""
     layers = part.get("layers")
     if not layers:
         return None
