@@ -149,7 +149,7 @@ def test_a_data_set_of_the_hub_has_its_split(tmp_path):
         ({"file_name": "rows.json", "columns": {"images": "images"}}, "column of images"),
         ({"file_name": "rows.json", "columns": {"kto_tag": "good"}}, "column of kto"),
         ({"file_name": "rows.json", "formatting": "other"}, "none of alpaca, sharegpt, openai"),
-        ({"ms_hub_url": "org/name"}, "ms_hub_url is not read"),
+        ({"ms_hub_url": "org/name"}, "it names neither file_name nor hf_hub_url"),
         ({"hf_hub_url": "org/name", "subset": "en"}, "a subset of a data set of the hub"),
         ({}, "neither file_name nor hf_hub_url"),
     ],

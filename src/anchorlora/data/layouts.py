@@ -53,7 +53,6 @@ TAGS = {
     "function_tag": "function_call",
     "system_tag": "system",
 }
-ELSEWHERE = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 OTHER_COLUMNS = ("images", "videos", "audios", "kto_tag")
 
 
@@ -169,9 +168,6 @@ def _unread(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> str:
     if "hf_hub_url" in entry:
         part = next((name for name in ("subset", "folder") if entry.get(name)), None)
         return f"a {part} of a data set of the hub is not read; save it as a file, and name that as file_name" if part else ""
-    key = next((name for name in ELSEWHERE if name in entry), None)
-    if key:
-        return f"{key} is not read; save the rows as a file, and name that as file_name"
     return "" if isinstance(entry.get("file_name"), str) else "it names neither file_name nor hf_hub_url"
 
 
