@@ -189,15 +189,6 @@ def test_an_earlier_skill_named_from_the_home_folder_is_checked_as_any(finished,
             refuse_damaged_past(SkillRequest(**fields, **past))
 
 
-def test_an_input_that_goes_away_while_it_is_hashed_is_said_in_one_line(data, tmp_path, monkeypatch):
-    file = Path(written(tmp_path / "gone.jsonl", rows("news", "train", 2)))
-    fields = {"base_model": BaseModelSettings(model="embedded:mini"), "name": "n", "method": "inc-lora-hard"}
-    monkeypatch.setattr("anchorlora.train.sealed._files", lambda request: [file])
-    file.unlink()
-    with pytest.raises(InvalidValue, match=r"gone.jsonl went away"):
-        keep_inputs(SkillRequest(**fields, data=data["news"]), tmp_path)
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "code.py", "additional_chat_templates/tools.jinja", "tokenizer.tiktoken"])
 def test_every_file_that_a_model_is_loaded_from_is_compared(name, data, tmp_path):
     model = shutil.copytree(embedded.folder("embedded:mini", "base_model"), tmp_path / "model")

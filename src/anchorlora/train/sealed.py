@@ -177,15 +177,9 @@ def refuse_damaged_past(request: SkillRequest) -> None:
 
 
 def _hashes(request: SkillRequest) -> dict[str, str]:
-    hashes = {}
-    for file in _files(request):
-        try:
-            hashes[str(file)] = sha256(file)
-        except FileNotFoundError:
-            raise InvalidValue(f"{file} went away while it was read; put it back, and give the same command") from None
     base = request.base_model
     commit = commit_of(base)
-    return hashes | ({str(base.model): commit} if commit else {})
+    return {str(file): sha256(file) for file in _files(request)} | ({str(base.model): commit} if commit else {})
 
 
 def changed_since(request: SkillRequest, out: Path) -> list[Path]:
