@@ -127,17 +127,13 @@ def refuse_split(where: str, words: str, whole: str, tokenizer: Any) -> None:
 def refuse_second(where: str, text: str, boundary: int) -> None:
     """Refuse an answer that thinks after the empty thought that the template writes."""
     begun = EMPTY.search(text, 0, boundary) or OPENED.search(text, 0, boundary)
-    if begun and begun.re is EMPTY and begun[3] and re.match(rf"\s*<({'|'.join(TAGS)})>", text[boundary:]):
-        raise InvalidValue(
-            f"{where} holds a thought, and the tokenizer's chat template writes an empty one before it, {begun[0].strip()!r}; "
-            "take it out, or give the rendered text as prompt and completion"
-        )
+    other = begun and begun.re is EMPTY and begun[3] and re.match(rf"\s*<({'|'.join(TAGS)})>", text[boundary:])
     answer = text[begun.start() if begun else boundary :]
     empty = re.match(r"\s*<([\w:]+)>\s*</\1>\s*", answer)
-    if empty and (answer.startswith(f"<{empty[1]}>", empty.end()) or f"</{empty[1]}>" in answer[empty.end() :]):
+    if other or (empty and (answer.startswith(f"<{empty[1]}>", empty.end()) or f"</{empty[1]}>" in answer[empty.end() :])):
         raise InvalidValue(
-            f"{where} holds a thought, and the tokenizer's chat template writes an empty one before it; begin the message with "
-            f"<{empty[1]}>..</{empty[1]}>, put the thought into {THOUGHTS[0]!r}, or give the rendered text as prompt and completion"
+            f"{where} holds a thought, and the tokenizer's chat template writes an empty one before it; put the thought into "
+            f"{THOUGHTS[0]!r}, take it out, or give the rendered text as prompt and completion"
         )
 
 
