@@ -13,14 +13,14 @@ from anchorlora.data.metrics import (
     percents,
     read_answer,
 )
-from anchorlora.data.prompts import AnyTask, Encoder, Task
+from anchorlora.data.prompts import Encoder, Task
 from anchorlora.data.rehearsal import Rehearsal, fingerprint, held_apart, read_examples, stratify
 from anchorlora.data.rendering import chat_ids
 from anchorlora.data.rows import samples_of
 from anchorlora.data.sample_files import read_samples
 from anchorlora.data.samples import Example, Sample, examples_of
 from anchorlora.data.spool import Encoded, EncodedExamples
-from anchorlora.data.text import TextTask, token_ids
+from anchorlora.data.text import AnyTask, TextTask, token_ids
 from anchorlora.data.text_files import TextFiles, TextSource
 
 __all__ = [

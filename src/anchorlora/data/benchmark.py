@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from anchorlora.data.manifest import LARGEST, OFFICIAL, FileFacts, Manifest, facts_of
-from anchorlora.data.prompts import AnyTask, Task
+from anchorlora.data.prompts import Task
 from anchorlora.data.samples import Example
+from anchorlora.data.text import AnyTask
 from anchorlora.errors import InvalidValue, UnknownName, nearest_names
 from anchorlora.paths import name_of_task, nearest, start_of
 from anchorlora.store.json import read_file

@@ -23,24 +23,11 @@ from anchorlora.errors import InvalidValue
 CUE = "\nAnswer:"
 
 
-class AnyTask(Protocol):
-    """A task as a run sees it: `Task` for classification in the official prompts, `TextTask` for everything else."""
+class Encodable(Protocol):
+    """A task as tokens: `Task` for classification in the official prompts, `TextTask` for everything else."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def labels(self) -> tuple[str, ...]: ...
-    @property
-    def metrics(self) -> tuple[Metric, ...]: ...
-    @property
-    def max_new_tokens(self) -> int | None: ...
-    @property
-    def answered(self) -> bool: ...
     def encoded(self, encoder: Encoder, examples: Iterable[Example]) -> Iterator[Encoded]:
         """Yield examples as tokens."""
-
-    def answer(self, text: str, example: Example) -> Answer:
-        """Return what a generated text answers, with its scores."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +152,7 @@ class Encoder:
         of = self.tokenizer
         return (type(of), of.name_or_path, len(of), str(of.chat_template), self.max_tokens, self.end, self.stops)
 
-    def encode(self, task: AnyTask, examples: Iterable[Example]) -> EncodedExamples:
+    def encode(self, task: Encodable, examples: Iterable[Example]) -> EncodedExamples:
         """Return the examples of a task as tokens, in order."""
         return EncodedExamples(task.encoded(self, examples))
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from anchorlora.data.holdout import RowHashes
 from anchorlora.data.metrics import Answer, Metric, read_answer, score_answer
-from anchorlora.data.prompts import Encoder
+from anchorlora.data.prompts import Encoder, Task
 from anchorlora.data.rendering import Turn, chat_ids, chat_turn, text_turn
 from anchorlora.data.samples import Example, Sample, examples_of
 from anchorlora.data.spool import Encoded
@@ -53,6 +53,9 @@ class TextTask:
         """Yield examples as tokens."""
         for example in examples:
             yield fitted(example, turn_of(example, encoder), encoder.max_tokens, name=self.name)
+
+
+AnyTask: TypeAlias = Task | TextTask
 
 
 def turn_of(example: Example, encoder: Encoder) -> Turn:
