@@ -225,7 +225,6 @@ def refuse_not_linear(layer: str, module: nn.Module) -> None:
 def refuse_unprotectable(layer: str, module: nn.Module, adapter: str) -> None:
     """Raise unless an adapter adds a product s B A to a layer."""
     active = active_at(module)
-    refuse_not_linear(layer, module)
     if adapter not in active:
         raise InvalidValue(
             f"the adapter {adapter!r} is not active at {layer} (active: {', '.join(active) or 'none'}); activate it with "

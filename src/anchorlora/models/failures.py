@@ -33,14 +33,12 @@ def reading(what: str) -> Iterator[None]:
         yield
     except InvalidValue:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
         line = first_line(error)
         again = "; fetch the model again" if DAMAGED.search(line) else ""
         raise InvalidValue(f"{what}: {line}{again}") from None
-    except BaseException as error:
-        if type(error).__name__ != PANIC:
-            raise
-        raise InvalidValue(f"{what}: {first_line(error)}") from None
 
 
 def first_line(error: BaseException) -> str:
@@ -74,17 +72,14 @@ def refuse_not_finite(model: PreTrainedModel, name: str | None) -> None:
     # of these the bits may be stored as numbers of any type, and their scales are tested
     packed = {key for key, parameter in model.named_parameters() if hasattr(parameter, "quant_state")}
     for key, tensor in model.state_dict().items():
-        if _is_wide(tensor) and key not in packed:
+        # quantized weights consist of bytes
+        is_wide = isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.numel() > 0
+        if is_wide and key not in packed:
             low, high = tensor.aminmax()
             if not (math.isfinite(low) and math.isfinite(high)):
                 raise NotFinite(
                     f"the model {name} holds NaN or infinite values in {key}; fetch the model again, or give a wider dtype"
                 )
-
-
-def _is_wide(tensor: Any) -> bool:
-    """True for a tensor of floating-point numbers wider than a byte; quantized weights consist of bytes."""
-    return isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.numel() > 0
 
 
 @contextmanager
