@@ -228,7 +228,8 @@ def _read(
         return store, store.read(adapted, ((ids, torch.ones_like(ids, dtype=torch.bool)) for ids in whole))
     positions = spread_positions([len(ids) for ids in sequences()], rule.rows) if rule.spread else None
     texts = list(_texts_with_rows(sequences(), positions, rule.rows))
-    together = not experts and _packable(adapted, texts)
+    longest, first = max((len(ids) for ids, _ in texts), default=0), [ids[:TRIED] for ids, _ in texts[:2]]
+    together = not experts and len(texts) > 1 and unpackable(adapted, first, longest=longest) is None
     watch(0, len(texts))
     with closing((_rows_together if together else _rows_apart)(adapted, texts, device, watch)) as rows:
         store.read(adapted, rows)
@@ -249,13 +250,6 @@ def _texts_with_rows(sequences: Iterable[list[int]], positions: Mapping[int, lis
             rows -= len(kept)
         if not rows:
             return
-
-
-def _packable(adapted: Any, texts: Sequence[Text]) -> bool:
-    """Return True if the model reads several texts in one row as it reads them one by one."""
-    if len(texts) < 2:
-        return False
-    return unpackable(adapted, [ids[:TRIED] for ids, _ in texts[:2]], longest=max(len(ids) for ids, _ in texts)) is None
 
 
 def _rows_together(adapted: Any, texts: Sequence[Text], device: torch.device, watch: Watch) -> Rows:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -52,7 +51,8 @@ class WithinBudget(RunCallback):
 
     def __init__(self, teaching: Teaching) -> None:
         self.teaching, self.request, self.folder = teaching, teaching.request, teaching.folder
-        refuse_few(rows_tested(self.folder))
+        scores = scores_in(self.folder, "before")  # a chat is one row, since its turns are alike, and so is a prompt
+        refuse_few({part["name"]: len({*rows_of(scores.get(part["name"], ()))}) for part in facts_in(self.folder)["kept"]})
 
     def on_steps_end(self, number: int, anchor: Anchor) -> None:
         """Find the scale, and leave the factors at it."""
@@ -111,12 +111,6 @@ def leave_at(anchor: Anchor, trained: Mapping[str, Factors], scale: float) -> No
         with torch.no_grad():
             layer.factor("A").copy_(factors.A)
             layer.factor("B").copy_(factors.B)
-
-
-def rows_tested(folder: Path) -> dict[str, int]:
-    """Return how many rows each kept thing is tested on; a chat is one row, since its turns are alike, and so is a prompt."""
-    scores = scores_in(folder, "before")
-    return {part["name"]: len({*rows_of(scores.get(part["name"], ()))}) for part in facts_in(folder)["kept"]}
 
 
 def rise(before: Sequence[float], after: Sequence[float], rows: Sequence[Hashable], *, half: int) -> dict[str, float]:
