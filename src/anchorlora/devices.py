@@ -199,6 +199,18 @@ def forked_generators() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Run a block without gradients and without dropout of a model, which trains afterwards if it did before."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
 def product_precision() -> tuple[str, ...]:
     """Return how float32 products are computed: on CUDA and on the CPU, or, before torch 2.9, one word for both."""
     if hasattr(torch.backends.mkldnn, "matmul"):

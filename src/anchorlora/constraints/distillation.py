@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
-from anchorlora.devices import torch
+from anchorlora.devices import evaluating, torch
 from anchorlora.errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
@@ -106,14 +106,9 @@ class _Distilling(ActiveConstraint):
 
     def teacher_logits(self, batch: Any) -> Tensor:
         """The teacher's logits: this model with the start's factors in place of its own."""
-        training = self.model.training  # type: ignore[union-attr]
-        self.model.eval()  # type: ignore[union-attr]
-        try:
-            with torch.no_grad():
-                inputs = {**batch.inputs, "logits_to_keep": batch.keep, "use_cache": False}
-                return torch.func.functional_call(self.model, self.teacher, (), inputs).logits  # type: ignore[arg-type]
-        finally:
-            self.model.train(training)  # type: ignore[union-attr]
+        with evaluating(self.model):
+            inputs = {**batch.inputs, "logits_to_keep": batch.keep, "use_cache": False}
+            return torch.func.functional_call(self.model, self.teacher, (), inputs).logits  # type: ignore[arg-type]
 
     def after_backward(self) -> None:
         self.value = self.total / self.examples if self.examples else 0.0

@@ -12,7 +12,7 @@ Rows of earlier tasks are held in a form that does not keep growing (`GrowingRow
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorlora.adapters.kinds import width_at
-from anchorlora.devices import float64_device, in_float64
+from anchorlora.devices import evaluating, float64_device, in_float64
 from anchorlora.errors import InvalidValue, UnknownName
 from anchorlora.features.collector import Collector, TaskRows, join_rows, reading_layers
 from anchorlora.features.layout import current
@@ -170,23 +170,17 @@ class FeatureStore:
             >>> store.read(tiny(), ((text, torch.ones_like(text).bool()) for text in ids))  # 12 + 8 rows are enough
             2
         """
-        was_training, count = model.training, 0
+        count = 0
         self._find_device(model)
-        model.eval()
-        collector = self._collector(model, training=False)
-        try:
-            with torch.no_grad():
-                for ids, kept in texts:
-                    collector.chosen, layout = kept, current()
-                    where = {} if layout is None else {"position_ids": layout.positions()[None].to(ids.device)}
-                    last = torch.tensor([ids.shape[1] - 1], device=ids.device)  # given 1, Gemma 4 runs later layers on it alone
-                    model(input_ids=ids, logits_to_keep=last, use_cache=False, **where)
-                    count += 1
-                    if collector.closed:
-                        break
-        finally:
-            collector.close()
-            model.train(was_training)
+        with evaluating(model), closing(self._collector(model, training=False)) as collector:
+            for ids, kept in texts:
+                collector.chosen, layout = kept, current()
+                where = {} if layout is None else {"position_ids": layout.positions()[None].to(ids.device)}
+                last = torch.tensor([ids.shape[1] - 1], device=ids.device)  # given 1, Gemma 4 runs later layers on it alone
+                model(input_ids=ids, logits_to_keep=last, use_cache=False, **where)
+                count += 1
+                if collector.closed:
+                    break
         self._append(collector.collected())
         return count
 

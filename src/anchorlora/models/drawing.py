@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.generation import GenerationMixin
 
 from anchorlora.adapters.kinds import without_empty
-from anchorlora.devices import in_float64
+from anchorlora.devices import evaluating, in_float64
 from anchorlora.models.head import of_own_rows
 from anchorlora.models.load import cache_argument, cache_in, may_be_masked, pad_of
 
@@ -73,9 +73,7 @@ def draw(
         return []
     rows, width = _Rows(numbers, stops, longest, watch), state.ids.shape[1]
     argument = cache_argument(GenerationMixin.prepare_inputs_for_generation)
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         while going := [i for i, row in enumerate(rows.there) if not rows.is_complete(row)]:
             if len(going) < len(rows.there):
                 chosen = torch.tensor(going, device=state.ids.device)
@@ -106,8 +104,6 @@ def draw(
             state.ids, state.cache = made.sequences, cache_in(made)
             new = state.ids.shape[1] - state.mask.shape[1]
             state.mask = torch.cat([state.mask, state.mask.new_ones(len(state.mask), new)], 1)
-    finally:
-        model.train(was_training)
     return rows.written
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from anchorlora.adapters.kinds import is_heard
+from anchorlora.devices import evaluating
 from anchorlora.features.collector import not_collecting
 
 CHUNK = 2**25  # logits that exist at once: 128 MiB in float32
@@ -62,16 +63,12 @@ def plain_head(model: nn.Module) -> nn.Linear | None:
         return None
     if is_heard(head) or "forward" in head.__dict__ or head.out_features < SMALL:
         return None
-    training = model.training
-    model.eval()
     try:
-        with torch.no_grad(), not_collecting(), leaving_out(head) as states:
+        with evaluating(model), not_collecting(), leaving_out(head) as states:
             ids = torch.zeros(1, 2, dtype=torch.long, device=head.weight.device)
             logits = model(input_ids=ids, use_cache=False).logits
     except (RuntimeError, TypeError, ValueError):
         return None
-    finally:
-        model.train(training)
     return head if len(states) == 1 and logits is states[0] else None
 
 

@@ -24,6 +24,7 @@ from transformers import AttentionInterface
 
 from anchorlora.adapters.kinds import LoraLinear, add_products, is_heard
 from anchorlora.adapters.layers import base_model_in
+from anchorlora.devices import evaluating
 from anchorlora.features.layout import Layout, current, pack, reading
 from anchorlora.models.failures import first_line
 
@@ -287,7 +288,7 @@ def _layers_of(model: Any) -> tuple[Any, list[str] | None]:
 
 def unpackable(model: nn.Module, examples: Sequence[Sequence[int]], *, longest: int = 0) -> str | None:
     """Compare a packed row with separate ones, without gradients; a base model that was found to read them is not asked again."""
-    device, training, base = next(model.parameters()).device, model.training, base_model_in(model)
+    device, base = next(model.parameters()).device, base_model_in(model)
     longest, window = max(longest, *map(len, examples)), window_of(model)
     if window is not None and longest > window:
         return f"its sliding_window of {window} tokens is shorter than the longest text, {longest}"
@@ -296,9 +297,8 @@ def unpackable(model: nn.Module, examples: Sequence[Sequence[int]], *, longest: 
     layout, ids = pack(examples)
     packed_row = {"input_ids": torch.tensor([ids], device=device), "position_ids": layout.positions()[None].to(device)}
     ends = layout.ends().to(device)
-    model.eval()
     try:
-        with torch.no_grad():
+        with evaluating(model):
             alone = [model(input_ids=torch.tensor([row], device=device), use_cache=False).logits[0] for row in examples]
             with packed(model, layout):
                 row = model(**packed_row, use_cache=False).logits
@@ -306,8 +306,6 @@ def unpackable(model: nn.Module, examples: Sequence[Sequence[int]], *, longest: 
                 kept = model(**packed_row, use_cache=False).logits[0, ends]
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # NotImplementedError is a RuntimeError
         return first_line(error)
-    finally:
-        model.train(training)
     pairs = [*zip(alone, layout.examples(row), strict=True), *((a[-1], b) for a, b in zip(alone, kept, strict=True))]
     off, allowed = _difference(pairs)
     if off > allowed:
@@ -335,19 +333,16 @@ def rows_at_once(model: Any, most: int) -> int:
 
 def _reads_padded(model: Any) -> bool:
     """Compare a row that is padded on the left with the same alone, without gradients."""
-    device, training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
     mask = torch.ones(2, TRIED, dtype=torch.long, device=device)
     mask[1, : TRIED // 2] = 0
     places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0), "attention_mask": mask}
-    model.eval()
     try:
         row = torch.arange(1, TRIED + 1, device=device) % model.get_input_embeddings().num_embeddings
-        with torch.no_grad():
+        with evaluating(model):
             alone = model(input_ids=row[None, TRIED // 2 :], use_cache=False).logits[0]
             both = model(input_ids=torch.stack([row, row]), **places, use_cache=False).logits[1, TRIED // 2 :]
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return False
-    finally:
-        model.train(training)
     off, allowed = _difference([(alone, both)])
     return off <= allowed
