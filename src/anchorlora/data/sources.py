@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from anchorlora import embedded
 from anchorlora.config import Count, Place, Settings, TaskName, TaskSettings
@@ -38,13 +38,6 @@ class TextTaskSettings(Settings):
     columns: str | None = None
     metrics: tuple[str, ...] | None = None  # names of metrics, the primary one first; None decides by the answers
     max_new_tokens: Count | None = None  # most tokens of an answer; None for what the recipe says
-
-    @field_validator("metrics")
-    @classmethod
-    def _known(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        for name in names or ():
-            metric_named(name)
-        return names
 
     def source(self, folder: Path) -> TextSource:
         """Return the same as a source."""
