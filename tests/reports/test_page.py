@@ -50,7 +50,7 @@ def test_a_report_has_every_table_in_four_forms_and_every_figure(tmp_path, monke
     assert len([name for name in names if name.startswith("accuracy-")]) == len(grid) == 36
     assert written(tmp_path / "report/tables") == {f"{name}.{suffix}" for name in names for suffix in SUFFIXES}
     assert names >= {"forgetting", "gradients"}
-    figures = {"stages", "heat", "accuracy", "aa-fm", "drift", "cores", "energy", "cost", "trajectories"}
+    figures = {"stages", "heat", "accuracy", "aa-fm", "drift", "cores", "energy", "trajectories"}
     figures |= {"paths", "forgetting", "boundaries", "gradients"}
     assert written(tmp_path / "report/figures") == {f"{name}.{form}" for name in figures for form in ("png", "pdf", "svg")}
     html = page.read_text()

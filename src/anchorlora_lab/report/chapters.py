@@ -115,7 +115,7 @@ def _sequence(study: Study) -> Chapter:
             *("Energy retained by the cores", (settings.energy_by_method(runs),), (settings.energy_table(runs),)),
             figures=("energy",),
         ),
-        _section("Cost", (settings.cost_table(runs),), figures=("cost",)),
+        _section("Cost", (settings.cost_table(runs),)),
         _protocol(study),
         _section("All runs", (), (triangle_table(run.record) for group in grid.groups for run in group)),
     )

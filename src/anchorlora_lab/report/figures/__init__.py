@@ -20,7 +20,6 @@ FIGURES: dict[str, Callable[..., Figure]] = {  # each draws runs in the looks of
     "forgetting": mechanism.forgetting_of_runs,
     "boundaries": mechanism.forgetting_of_boundaries,
     "energy": mechanism.energy_by_layer,
-    "cost": mechanism.cost_of_methods,
     "trajectories": drift.trajectories,
     "base-models": scores.one_base_model_against_another,
     "gradients": mechanism.gradients_and_moves,

@@ -14,7 +14,7 @@ from anchorlora.pages.record import short_layers
 from anchorlora_lab.report.figures.style import REFERENCE, SMALLEST, PlotStyles, canvas, curve, drawable, named, panels, plain
 from anchorlora_lab.report.records import FAMILIES, Family, Run, TracePoint, by_method, families_of, group_by, mean
 from anchorlora_lab.report.tables.mechanism import AGAINST, DriftPoint, ratio, spots_of_boundaries, spots_of_runs
-from anchorlora_lab.report.tables.settings import cost_table, energy, layers_of
+from anchorlora_lab.report.tables.settings import energy, layers_of
 
 LABELS = {
     "rho": "rho on the core",
@@ -134,34 +134,6 @@ def _clouds(spots: Sequence[DriftPoint], looks: PlotStyles, *, title: str, label
         row[0].set_ylabel(f"{FAMILIES[family]}\n{label}")
         handles, labels = row[0].get_legend_handles_labels()
         row[-1].legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False)
-    return figure
-
-
-MEASURES = {  # label of an axis -> heading of the table of costs, and what is one on the axis
-    "training, ms/step": ("ms/step", 1.0),
-    "evaluation, s": ("evaluation s", 1.0),
-    "peak memory, MB": ("peak MB", 1.0),
-    "stored parameters, thousands": ("stored", 1e3),
-    "history, kB": ("history kB", 1.0),
-}
-
-
-def cost_of_methods(runs: Sequence[Run], looks: PlotStyles) -> Figure:
-    """Draw the means over each method's runs, one panel per quantity."""
-    table = cost_table(runs)
-    rows: list[dict[str, Any]] = [dict(zip((column.heading for column in table.columns), row, strict=True)) for row in table.rows]
-    figure, (axes,) = canvas((13, 1.6 + 0.27 * len(rows)), 1, len(MEASURES), title="Cost of a run", sharey=True)
-    for at, (name, (heading, unit)) in zip(axes, MEASURES.items(), strict=True):
-        for height, row in enumerate(rows):
-            look, value = looks[row["method"]], row.get(heading)
-            value = float("nan") if value is None else value / unit
-            at.plot([0, value], [height, height], color=look.color, alpha=0.45, linewidth=2)
-            at.plot([value], [height], look.marker, color=look.color)
-        at.set_xlabel(name, fontsize="small")
-        at.set_xlim(left=0)
-        at.tick_params(axis="x", labelsize="small")
-        at.grid(alpha=0.25, axis="x")
-    axes[0].set(yticks=range(len(rows)), yticklabels=[named(row["method"]) for row in rows], ylim=(len(rows) - 0.5, -0.5))
     return figure
 
 
