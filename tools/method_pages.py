@@ -164,11 +164,7 @@ def methods_page() -> str:
 def methods_table() -> str:
     """Return a Markdown table of all methods: name, definition, and what is preserved."""
     rows = [(f"`{method.name}`", f"`{method.definition}`", method.preserves.words) for method in METHODS.values()]
-    head = ("method", "definition", "preserves")
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(3)]
-    lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in [head, *rows]]
-    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
-    return "\n".join(lines) + "\n"
+    return tabulate(rows, ("method", "definition", "preserves"), tablefmt="github", disable_numparse=True) + "\n"
 
 
 def linked(table: str) -> str:

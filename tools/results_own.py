@@ -90,22 +90,16 @@ def relative_times(runs: Sequence[Run], *, to: str) -> dict[str, float]:
 
 def choices_table() -> str:
     """Return the choices as a Markdown table."""
-    rows = [HEADS, *((have, want, f"`{method}`", *rest) for have, want, method, *rest in choice_rows())]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
-    words = 3  # columns of text; the others are numbers
-    lines = [
-        "| " + " | ".join(c.ljust(w) if i < words else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) + " |"
-        for row in rows
-    ]
-    lines.insert(1, "|" + "|".join("-" * (w + 2) if i < words else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|")
-    return "\n".join(lines)
+    rows = [(have, want, f"`{method}`", *rest) for have, want, method, *rest in choice_rows()]
+    align = ["left" if i < 3 else "right" for i in range(len(HEADS))]  # words, then numbers
+    return tabulate(rows, HEADS, tablefmt="pipe", disable_numparse=True, colalign=align)
 
 
 def runs_in(*folders: str) -> Found:
     """Name -> (order, seed) -> run, with what a folder's runs have in common."""
     found: Found = {}
     for folder in folders:
-        for run in find_runs([RESULTS / folder]) if (RESULTS / folder).is_dir() else ():
+        for run in find_runs([RESULTS / folder]):
             name = run.method
             name = NAMED.get(name.replace("_", "-"), name) + OTHER.get(folder, "")
             found.setdefault(name, {})[tuple(run.order), run.seed] = run
