@@ -14,6 +14,7 @@ from anchorlora.scores import Paired
 from anchorlora_lab.frontier.bench import read_records
 from anchorlora_lab.frontier.tables import interval
 from anchorlora_lab.report.figures.style import COLORS, REFERENCE, as_bytes
+from anchorlora_lab.report.records import group_by
 
 ROOT = Path(__file__).parents[1]
 SKILLS = {
@@ -203,7 +204,7 @@ def price() -> str:
     records = read_records(ROOT / "results/first-command")
     by = {(r["variant"], r["skill"], r["seed"]): r for r in records}
     by |= {("before", *key[1:]): r for r in records if r["variant"] == "before" for key in by if key[1] == r["skill"]}
-    clusters = [key[1:] for key in by if key[0] == "command" and ("kl", *key[1:]) in by]  # the last variant that runs
+    clusters = [key[1:] for key in by if key[0] == "command"]
     called = {
         "before": "before",
         "peft": "plain LoRA at 0.0005, PEFT with Trainer",
@@ -212,7 +213,6 @@ def price() -> str:
         "rival": "the same with `--method replay`",
         "kl": "the same with `--method replay-kl`, one own text for each chat",
     }
-    called = {name: words for name, words in called.items() if all((name, *cluster) in by for cluster in clusters)}
     found = {name: [by[(name, *cluster)] for cluster in clusters] for name in called}
     abilities = {"instructions": "follows instructions", "facts": "facts", "choice": "multiple choice"}
 
@@ -300,12 +300,9 @@ CHAINS = {  # by the folder and the variant of the records
 
 
 def chain_records(folder: str, variant: str) -> list[list[dict[str, Any]]]:
-    """The records of each seed's chain that came to its end."""
-    chains: dict[int, list[dict[str, Any]]] = {}
-    for record in read_records(ROOT / "results" / folder):
-        if record["variant"] == variant:
-            chains.setdefault(record["seed"], []).append(record)
-    return [chain for chain in chains.values() if len(chain) == 3]
+    """The records of each seed's chain."""
+    records = [record for record in read_records(ROOT / "results" / folder) if record["variant"] == variant]
+    return list(group_by(records, lambda record: record["seed"]).values())
 
 
 def chain_in_words() -> str:
@@ -345,8 +342,6 @@ def chain() -> str:
     rows = []
     for (folder, name), words in CHAINS.items():
         chains = chain_records(folder, name)
-        if not chains:
-            continue
         steps = [*zip(*chains, strict=True)]
         skills = [step[0]["skill"] for step in steps]
         cells = [

@@ -21,11 +21,11 @@ from results_studies import RESULTS, report
 def precision(folder: str) -> str:
     """rho that lowered arithmetic leaves, by method, beside what the paper prints."""
     names = {"float32": "float32", "tf32": "TF32 products", "bf16_core": "core in bfloat16"}
-    found, rows = {run.method: run for run in find_runs([RESULTS / folder])}, []
+    found, rows = {run.method: run.record.drift for run in find_runs([RESULTS / folder])}, []
     for host, method in (("sfor", "sfor"), ("hard", "o-lora-hard")):
         for kind, words in names.items():
-            if (run := found.get(f"{host}_{kind}")) is not None:
-                rows.append((method, words, *(f"{d.rho:.1e}" for d in run.record.drift), f"{printed_endpoint(method, 'rho'):.0e}"))
+            rho = [f"{d.rho:.1e}" for d in found[f"{host}_{kind}"]]
+            rows.append((method, words, *rho, f"{printed_endpoint(method, 'rho'):.0e}"))
     headings = ("method", "arithmetic of the projection", "rho, task 2", "task 3", "task 4", "paper prints")
     return tabulate(rows, headings, tablefmt="github", disable_numparse=True)
 
@@ -65,7 +65,6 @@ BRAKE = (  # what is compared, and what it is called
     ("rest", "o-lora", "second_moment"),
     ("rescaled", "rescaled", "inc-lora"),
 )
-FEWEST = 6  # pairs: below, no test can reject
 QUANTITIES = ("LA", "FM", "AA", "D_eff")
 
 
@@ -74,34 +73,23 @@ def measured(run, name: str) -> float:
     return mean([d.d_eff for d in run.record.drift]) if name == "D_eff" else getattr(run.record.scores, name)
 
 
-def brake_runs(folder: str) -> list:
-    """The controls, and o-lora and inc-lora: those that were run again, where all were, else those of mini/grid."""
-    mine, hosts = find_runs([RESULTS / folder]), ("o-lora", "inc-lora")
-    usual = [run for run in report("mini/grid")[1] if run.method in hosts]
-    again = [run for run in mine if run.method in hosts]
-    return [run for run in mine if run.method not in hosts] + (again if len(again) == len(usual) else usual)
-
-
 @cache
 def brake_tests(folder: str):
     """(what, quantity) -> the test of its paired differences, and the differences by (order, seed)."""
-    there = {(run.method, run.order, run.seed): run for run in brake_runs(folder)}
+    there = {(run.method, run.order, run.seed): run for run in find_runs([RESULTS / folder])}
     changes = {}
     for what, one, other in BRAKE:
-        places = [(order, seed) for method, order, seed in there if method == one and (other, order, seed) in there]
-        for name in QUANTITIES if len(places) >= FEWEST else ():
-            changes[what, name] = {p: measured(there[(one, *p)], name) - measured(there[(other, *p)], name) for p in places}
+        places = [place for method, *place in there if method == one]
+        for name in QUANTITIES:
+            changes[what, name] = {tuple(p): measured(there[(one, *p)], name) - measured(there[(other, *p)], name) for p in places}
     return dict(zip(changes, paired_tests(list(changes.values())), strict=True)), changes
 
 
 def brake_rho(folder: str) -> dict[str, list[float]]:
     """Paired differences of rho, mean over tasks from the second on, by what is compared."""
-    rho = {(run.method, run.order, run.seed): mean([d.rho for d in run.record.drift]) for run in brake_runs(folder)}
+    rho = {(run.method, run.order, run.seed): mean([d.rho for d in run.record.drift]) for run in find_runs([RESULTS / folder])}
     places = [place for method, *place in rho if method == "second_moment"]
-    return {
-        what: [rho[(one, *p)] - rho[(other, *p)] for p in places if (one, *p) in rho and (other, *p) in rho]
-        for what, one, other in BRAKE
-    }
+    return {what: [rho[(one, *p)] - rho[(other, *p)] for p in places] for what, one, other in BRAKE}
 
 
 def verdict(tests, name: str) -> str:
@@ -122,8 +110,7 @@ LEVEL = 0.05
 
 def share(changes, name: str) -> str:
     """brake / total with a bootstrap over the pairs, percent."""
-    pairs = [place for place in changes["total", name] if place in changes["brake", name]]
-    ratio = [(changes["brake", name][p], changes["total", name][p]) for p in pairs]
+    ratio = [(changes["brake", name][p], total) for p, total in changes["total", name].items()]
     draw, found = random.Random(0), []
     for _ in range(4000):
         some = draw.choices(ratio, k=len(ratio))
@@ -137,15 +124,14 @@ def brake(folder: str) -> str:
     """The differences of the rule, each with interval and test, and what the rule says."""
     tests, changes = brake_tests(folder)
     rows = []
-    compared = [each for each in BRAKE if (each[0], "LA") in tests]
     for name in QUANTITIES:
-        for what, one, other in compared:
+        for what, one, other in BRAKE:
             test = tests[what, name]
-            ends = f"{test.interval[0]:+.2f} to {test.interval[1]:+.2f}" if test.interval else "-"
+            ends = f"{test.interval[0]:+.2f} to {test.interval[1]:+.2f}"
             told = verdict(tests, name) if what == "total" else ""
             part = share(changes, name) if what == "brake" and tests["total", name].adjusted < LEVEL else ""
             rows.append((name, f"{one} - {other}", what, test.n, f"{test.mean:+.2f}", ends, f"{test.adjusted:.3g}", part, told))
-    for what, one, other in compared:
+    for what, one, other in BRAKE:
         less = brake_rho(folder)[what]
         low, high = mean_interval(less)
         told = f"{mean(less):+.3f}", f"{low:+.3f} to {high:+.3f}"
@@ -156,12 +142,10 @@ def brake(folder: str) -> str:
         f"adjusted: for all {len(tests)} rows that have one (Westfall and Young's step-down); brake / total: ratio of means, "
         "bootstrap over the pairs. rho, mean of tasks 2 to 4, was not in the rule: it is shown with its interval alone."
     )
-    if len(compared) < len(BRAKE):
-        note += f" Left out for too few runs: {', '.join(what for what, *_ in BRAKE if (what, 'LA') not in tests)}."
     return f"{tabulate(rows, headings, tablefmt='github', disable_numparse=True)}\n\n{note}"
 
 
-T95 = {2: 12.71, 3: 4.30}  # Student's, for two and three pairs
+T95 = 4.30  # Student's, for three pairs
 
 
 def ranks(folder: str) -> str:
@@ -183,11 +167,9 @@ def ranks(folder: str) -> str:
             sizes, asked = [layer.k for layer in layers], [layer.k_star for layer in layers if layer.k_star]
             scores = [mean([getattr(run.record.scores, name) for run in runs.values()]) for name in ("AA", "LA", "FM")]
             held = [mean([d.held_out.total for run in runs.values() for d in run.record.drift])]
-            less = [runs[seed].record.scores.AA - usual[seed].record.scores.AA for seed in runs if seed in usual]
-            difference = "" if most == 20 else f"{mean(less):+.2f}"
-            if most != 20 and len(less) in T95:
-                reach = T95[len(less)] * statistics.stdev(less) / len(less) ** 0.5
-                difference += f" ({mean(less) - reach:+.2f} to {mean(less) + reach:+.2f})"
+            less = [runs[seed].record.scores.AA - usual[seed].record.scores.AA for seed in runs]
+            reach = T95 * statistics.stdev(less) / len(less) ** 0.5
+            difference = f"{mean(less):+.2f} ({mean(less) - reach:+.2f} to {mean(less) + reach:+.2f})" if most != 20 else ""
             size = f"{mean(sizes):.0f}" if len(set(sizes)) == 1 else f"{mean(sizes):.0f} ({min(sizes)} to {max(sizes)})"
             energies = f"{100 * mean([layer.retained_energy for layer in layers]):.1f}"
             star = f"{min(asked)} to {max(asked)}"

@@ -44,10 +44,6 @@ NAMED = {  # variants in the file that the runs were made with
     "both8k2u": "rank 8, both cores, k = 2, uniform start",
     "f8m30": "rank 8, both cores, k = 2, mu = 30",
     "f8m300": "rank 8, both cores, k = 2, mu = 300",
-    "sc-plain": "sensitive-core",
-    "sc-start": "sensitive-core, start from the gradient",
-    "sc-start-brake": "sensitive-core, start from the gradient, brake of mu = 30",
-    "brake-start": "brake, start from the gradient",
     "nested": "sensitive-core that holds the core before it, 4 new directions a task",
     "equal-weights": "fold-16, tasks weighted alike",
     "soft1": "soft projection, mu = 1 % of the largest eigenvalue",
@@ -108,7 +104,7 @@ def runs_in(*folders: str) -> Found:
 
 def means(found: Found) -> str:
     """Scores of each method that ran everywhere, the best AA first."""
-    rows, places = [], max(map(len, found.values()), default=0)
+    rows, places = [], max(map(len, found.values()))
     for name, runs in found.items():
         if len(runs) < places:
             continue  # its mean would be over other orders and seeds
@@ -117,7 +113,7 @@ def means(found: Found) -> str:
         rows.append((name, len(runs), *values, max(rank)))
     rows.sort(key=lambda row: -row[2])
     heads = ("method", "runs", *SCORES, "stored parameters")
-    return tabulate(rows, heads, tablefmt="github", floatfmt=".2f") if rows else ""
+    return tabulate(rows, heads, tablefmt="github", floatfmt=".2f")
 
 
 def differences(found: Found, ones: Sequence[str]) -> str:
@@ -326,9 +322,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "holdout": lambda: means(runs_in("beyond/holdout", "beyond/holdout-mu")),
     "further": lambda: means(
-        runs_in(
-            "beyond/holdout", "beyond/holdout-push", "beyond/holdout-further", "beyond/holdout-further2", "beyond/holdout-linear"
-        )
+        runs_in("beyond/holdout", "beyond/holdout-further", "beyond/holdout-further2", "beyond/holdout-linear")
     ),
     "linear": lambda: means(runs_in("beyond/linear")),
     "linear-pairs": lambda: differences(runs_in("beyond/linear"), ("fold-16",)),
