@@ -14,7 +14,7 @@ from anchorlora.scores import Paired
 from anchorlora_lab.frontier.bench import read_records
 from anchorlora_lab.frontier.tables import interval
 from anchorlora_lab.report.figures.style import COLORS, REFERENCE, as_bytes
-from anchorlora_lab.report.records import group_by
+from anchorlora_lab.report.records import group_by, mean
 
 ROOT = Path(__file__).parents[1]
 SKILLS = {
@@ -121,10 +121,6 @@ def between(theirs: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]], ta
     return f"{mean([mean(values) for values in differences]):+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f}; {each})"
 
 
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def costs(found: Sequence[dict[str, Any]]) -> list[str]:
     """CPU seconds, peak memory and bytes stored, as far as they were measured."""
     seconds, peaks = ([r[key] for r in found if key in r] for key in ("cpu_seconds", "peak"))
@@ -195,6 +191,7 @@ def instead(results: dict[str, list[dict[str, Any]]]) -> str:
     return tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", "left", *["right"] * 6)) + "\n"
 
 
+ABILITIES = {"instructions": "follows instructions", "facts": "facts", "choice": "multiple choice"}
 ABOVE_BEFORE = 0.1  # what a skill must gain by plain LoRA to be averaged in
 TIMED = {("passage", 2026), ("style", 7)}  # whose time and memory count; the command ran on another day than the others
 
@@ -214,39 +211,28 @@ def price() -> str:
         "kl": "the same with `--method replay-kl`, one own text for each chat",
     }
     found = {name: [by[(name, *cluster)] for cluster in clusters] for name in called}
-    abilities = {"instructions": "follows instructions", "facts": "facts", "choice": "multiple choice"}
-
-    def scores(record: dict[str, Any]) -> dict[str, list[float]]:
-        return {"new": record["new"], **{name: record["old"][name] for name in abilities}}
-
-    def between(other: str, names: Sequence[str]) -> str:
-        """The interval of the command less another, over some scores."""
-        pairs = [(scores(a), scores(b), a["skill"]) for a, b in zip(found["command"], found[other], strict=True)]
-        low, high = interval(
-            [{skill if n == "new" else n: [x - y for x, y in zip(a[n], b[n], strict=True)] for n in names} for a, b, skill in pairs]
-        )
-        return f"{low:+.0f} to {high:+.0f}"
-
     rows = []
     for name, words in called.items():
-        means = [100 * mean([mean(scores(record)[score]) for record in found[name]]) for score in ("new", *abilities)]
-        rows.append([words, *(f"{value:.0f}" for value in means)])
+        answers = [[record["new"], *(record["old"][ability] for ability in ABILITIES)] for record in found[name]]
+        rows.append([words, *(f"{100 * mean(map(mean, column)):.0f}" for column in zip(*answers, strict=True))])
         if name != "before":
             timed = [record for cluster, record in zip(clusters, found[name], strict=True) if cluster in TIMED]
             seconds, peaks = ([record[cost] for record in timed] for cost in ("cpu_seconds", "peak_bytes"))
             rows[-1] += [f"{mean(seconds) / 60:.1f}", f"{mean(peaks) / 1e9:.1f}"]
-    heads = ["right answers, %", "new skill", *abilities.values(), "CPU minutes", "peak memory, GB"]
+    heads = ["right answers, %", "new skill", *ABILITIES.values(), "CPU minutes", "peak memory, GB"]
     table = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
-    skills, old = list(dict.fromkeys(skill for skill, _ in clusters)), list(abilities)
+    skills = list(dict.fromkeys(skill for skill, _ in clusters))
     chance = next(r["chance"] for r in read_records(ROOT / "results/frontier/smollm2") if r["row"] == "before")
     return (
         f"{table}\n\nSmolLM2-135M-Instruct; means over {len(clusters)} runs (minutes and memory over {len(TIMED)}), "
         "each of 192 chats of a new skill "
         f"({', '.join(SKILLS[skill] for skill in skills)}); 40 new and 90 old test examples. "
         f"By chance, {chance['instructions']:.0f} % of instructions and {chance['choice']:.0f} % of choices are right.\n"
-        f"95 % intervals, over runs and examples: the command learns {between('plain', ['new'])} points against plain LoRA "
-        f"and keeps {between('plain', old)}; old abilities moved by {between('before', old)}. "
-        f"Against `replay-kl`, it learns {between('kl', ['new'])} and keeps {between('kl', old)}.\n"
+        f"95 % intervals, over runs and examples: the command learns {moved(found['command'], found['plain'], 'new')} points against plain LoRA and keeps "
+        f"{moved(found['command'], found['plain'], 'old')}; old abilities moved by "
+        f"{moved(found['command'], found['before'], 'old')}. "
+        f"Against `replay-kl`, it learns {moved(found['command'], found['kl'], 'new')} and keeps "
+        f"{moved(found['command'], found['kl'], 'old')}.\n"
         "The method was chosen on topics and cards with seed 42, a start from 16 examples on all runs, "
         "four examples a step on these and on others, and the strength of the penalty with two other seeds.\n"
         f"{beside_plain('gemma3', 'On Gemma 3 270M, a base model')}\n"
@@ -254,6 +240,16 @@ def price() -> str:
         f"{beside_plain('gemma3/held-out', 'On Gemma 3 270M, of the same ({})')}\n"
         f"{chain_in_words()}\n"
     )
+
+
+def moved(after: Sequence[dict[str, Any]], then: Sequence[dict[str, Any]], part: str) -> str:
+    """The interval of one variant less another, over the new skills or over the old abilities."""
+    scores = [
+        ({a["skill"]: a["new"]}, {a["skill"]: b["new"]}) if part == "new" else (a["old"], b["old"])
+        for a, b in zip(after, then, strict=True)
+    ]
+    low, high = interval([{n: [x - y for x, y in zip(a[n], b[n], strict=True)] for n in a} for a, b in scores])
+    return f"{low:+.0f} to {high:+.0f}"
 
 
 def beside_plain(folder: str, where: str) -> str:
@@ -268,16 +264,6 @@ def beside_plain(folder: str, where: str) -> str:
     hardly = ", ".join(f"{SKILLS[skill]} ({100 * rise[skill]:+.0f} points)" for skill in rise if skill not in learned)
     pairs = [cluster for cluster in clusters if cluster[0] in learned]
     before, plain, ours = ([by[(name, *cluster)] for cluster in pairs] for name in ("before", "plain", "command"))
-
-    def moved(after: Sequence[dict[str, Any]], then: Sequence[dict[str, Any]], part: str) -> str:
-        """The interval of one variant less another, over the new skills or over the old abilities."""
-        scores = [
-            ({a["skill"]: a["new"]}, {a["skill"]: b["new"]}) if part == "new" else (a["old"], b["old"])
-            for a, b in zip(after, then, strict=True)
-        ]
-        low, high = interval([{n: [x - y for x, y in zip(a[n], b[n], strict=True)] for n in a} for a, b in scores])
-        return f"{low:+.0f} to {high:+.0f}"
-
     ends = [100 * mean([mean(record["new"]) for record in records]) for records in (ours, plain)]
     return (
         f"{where.format(', '.join(SKILLS[skill] for skill in learned))}, the command learns {ends[0]:.0f} % "
