@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -99,7 +100,8 @@ def trajectories(runs: Sequence[Run], looks: PlotStyles) -> Figure:
                 _end(ends, method, same, position, looks)
             _references(curves, _by_step(of_family))
             curves.set(xlabel="optimizer step")
-            ends.set_xticks(range(len(methods)), [named(_two_lines(method)) for method in methods], fontsize="small")
+            names = [fill(named(method), 12, break_long_words=False) for method in methods]
+            ends.set_xticks(range(len(methods)), names, fontsize="small")
             ends.set_xlim(-0.6, len(methods) - 0.4)
         _one_scale(axes)
     return figure
@@ -131,15 +133,6 @@ def _band(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
     """One standard deviation to both sides; the lower edge stays drawable."""
     pairs = [(mean(v), deviation(v) or 0.0) for v in values]
     return [max(m - s, m / 10, SMALLEST) for m, s in pairs], [m + s for m, s in pairs]
-
-
-def _two_lines(method: str) -> str:
-    """A long name broken at the hyphen nearest to its middle."""
-    places = [i + 1 for i, letter in enumerate(method) if letter == "-"]
-    if len(method) <= 12 or not places:
-        return method
-    middle = min(places, key=lambda i: abs(i - len(method) / 2))
-    return f"{method[:middle]}\n{method[middle:]}"
 
 
 def _one_scale(axes: Sequence[Sequence[Axes]]) -> None:
