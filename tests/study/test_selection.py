@@ -144,11 +144,10 @@ def test_one_selection_a_method_is_all_that_a_grid_can_follow(manifest, tmp_path
 
 
 def test_strengths_are_scaled_by_one_power_of_ten():
-    here = {"example_gradient": REFERENCE.gradient, "step_gradient": REFERENCE.step_gradient, "sparsity_gradient": 42.0}
-    assert factor("fisher", here, learning_rate=1e-4) == factor("sparsity", here, learning_rate=1e-4) == 1.0
-    assert factor("as declared", here, learning_rate=1.0) == 1.0
-    assert factor("fisher", here | {"example_gradient": 10 * REFERENCE.gradient}, learning_rate=1e-3) == pytest.approx(0.01)
-    assert factor("sparsity", here | {"step_gradient": 90 * REFERENCE.step_gradient}, learning_rate=1.0) == pytest.approx(100.0)
+    steep, high = REFERENCE | {"example_gradient": 5.5e-3}, REFERENCE | {"step_gradient": 90 * 3.6e-4}
+    assert factor("fisher", REFERENCE, learning_rate=1e-4) == factor("sparsity", REFERENCE, learning_rate=1e-4) == 1.0
+    assert factor("fisher", steep, learning_rate=1e-3) == pytest.approx(0.01)
+    assert factor("sparsity", high, learning_rate=1.0) == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize(("window", "steps"), [(8, [range(8), range(8, 16)]), (40, [range(21)])])

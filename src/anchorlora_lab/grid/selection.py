@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -92,17 +91,12 @@ def choose(
     )
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The gradients and the learning rate for which the strengths were declared (an 8B base model)."""
-
-    gradient: float = 5.5e-4  # root mean square of a factor entry's gradient, one example
-    step_gradient: float = 3.6e-4  # the same of B, mean over the examples of an optimizer step
-    sparsity_gradient: float = 42.0  # the same of the sparsity penalty at strength 1
-    learning_rate: float = 1e-4
-
-
-REFERENCE = Reference()
+REFERENCE = {  # the gradients and the learning rate for which the strengths were declared (an 8B base model)
+    "example_gradient": 5.5e-4,  # root mean square of a factor entry's gradient, one example
+    "step_gradient": 3.6e-4,  # the same of B, mean over the examples of an optimizer step
+    "sparsity_gradient": 42.0,  # the same of the sparsity penalty at strength 1
+    "learning_rate": 1e-4,
+}
 TUNABLE = {name: method.entry.tunable for name, method in METHODS.items() if method.entry.tunable}
 STEPS = 10
 
@@ -112,12 +106,10 @@ def factor(scaled: Scaled, gradients: dict[str, float], *, learning_rate: float)
     if learning_rate == 0:
         raise InvalidValue("learning_rate is 0, which trains nothing, so no strength can be chosen; set a learning rate")
     if scaled == "fisher":
-        raw = REFERENCE.gradient * REFERENCE.learning_rate / (gradients["example_gradient"] * learning_rate)
-    elif scaled == "sparsity":
-        here = gradients["step_gradient"] / gradients["sparsity_gradient"]
-        raw = here / (REFERENCE.step_gradient / REFERENCE.sparsity_gradient)
+        raw = REFERENCE["example_gradient"] * REFERENCE["learning_rate"] / (gradients["example_gradient"] * learning_rate)
     else:
-        return 1.0
+        here, there = (of["step_gradient"] / of["sparsity_gradient"] for of in (gradients, REFERENCE))
+        raw = here / there
     return 10.0 ** round(math.log10(raw))
 
 
