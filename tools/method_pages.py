@@ -21,9 +21,9 @@ from tabulate import tabulate
 from anchorlora.cli.methods import EXPLANATION, meaning
 from anchorlora.methods import METHODS, Method
 from anchorlora.train.request import FROM_TEXT
-from anchorlora_lab.report.records import Run, find_runs
+from anchorlora_lab.report.records import Run
 from anchorlora_lab.report.tables.scores import interval_over_runs
-from results_own import choices_table, relative_times
+from results_own import choices_table, relative_times, runs_in
 
 ROOT = Path(__file__).parents[1]
 GRIDS = ("mini/grid", "beyond/grid", "beyond/ranks", "beyond/neighbors")  # of results/
@@ -31,14 +31,6 @@ COSTS = ("mini/cost", "beyond/cost")  # a later folder counts where both have a 
 SCORES = ("AA", "LA", "BWT", "FM")
 BESIDE = ("seq-lora", "fold-16")  # rows that every page has: nothing protected, and one of our own
 BY_MODULE = {"FoldedPerTask", "MergedPerTask", "AnswerSensitivity", "GradientStart"}  # parts whose equation heads their file
-
-
-def runs_of(folders: Sequence[str]) -> dict[str, list[Run]]:
-    """Method -> its committed runs."""
-    found: dict[str, list[Run]] = {}
-    for run in find_runs([ROOT / "results" / folder for folder in folders]):
-        found.setdefault(run.method, []).append(run)
-    return found
 
 
 def equation(part: Any) -> tuple[str, str]:
@@ -175,9 +167,7 @@ def linked(table: str) -> str:
 @cache
 def pages() -> dict[str, str]:
     """The page of every method, by its path in docs/."""
-    runs, times = runs_of(GRIDS), {}
-    for folder in COSTS:
-        times |= relative_times(find_runs([ROOT / "results" / folder]), to=BESIDE[0])
-    most = max(map(len, runs.values()))
-    runs = {name: found for name, found in runs.items() if len(found) == most}  # else a mean would be over other orders and seeds
+    found, times = runs_in(*GRIDS), relative_times(*COSTS)
+    most = max(map(len, found.values()))  # else a mean would be over other orders and seeds
+    runs = {name: list(known.values()) for name, known in found.items() if len(known) == most}
     return {f"methods/{name}.md": page(method, runs, times) for name, method in METHODS.items()}

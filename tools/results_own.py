@@ -74,14 +74,15 @@ COSTS = ("mini/cost", "beyond/cost", "beyond/cost2")  # a later folder counts wh
 Found = dict[str, dict[tuple[tuple[str, ...], int], Run]]
 
 
-def relative_times(runs: Sequence[Run], *, to: str) -> dict[str, float]:
-    """Return the training time of each method over that of another one: the mean over the orders and seeds that both have."""
-    seconds = {(run.method, tuple(run.order), run.seed): sum(run.record.cost.train_seconds) for run in runs}
-    ratios: dict[str, list[float]] = {}
-    for (name, order, seed), mine in seconds.items():
-        if (to, order, seed) in seconds:
-            ratios.setdefault(name, []).append(mine / seconds[to, order, seed])
-    return {name: mean(found) for name, found in ratios.items()}
+def relative_times(*folders: str) -> dict[str, float]:
+    """Return the training time of each method over seq-lora's: the mean over the orders and seeds that both have in a folder."""
+    times: dict[str, float] = {}
+    for folder in folders:
+        found = runs_in(folder)
+        seconds = {name: {p: sum(run.record.cost.train_seconds) for p, run in runs.items()} for name, runs in found.items()}
+        plain = seconds["seq-lora"]
+        times |= {name: mean([each[p] / plain[p] for p in each if p in plain]) for name, each in seconds.items()}
+    return times
 
 
 def choices_table() -> str:
@@ -218,9 +219,7 @@ def goal() -> str:
 
 def cost() -> str:
     """Bytes that a method keeps of its past beside the adapter, what the adapter stores, and how long it trains."""
-    rows, times = [], {}
-    for folder in COSTS:
-        times |= relative_times(find_runs([RESULTS / folder]), to="seq-lora")
+    rows, times = [], relative_times(*COSTS)
     for name, runs in runs_in("mini/grid", "beyond/grid").items():
         first = next(iter(runs.values())).record
         if name in (*OURS, "sfor", "o-lora-hard", "lwf", "ewc", "replay"):
