@@ -23,7 +23,7 @@ MODULES, D, R, K = 72, 4096, 8, 20
 PROGRAM = """
 import sys
 from pathlib import Path
-from anchorlora.cli import main
+from anchorlora.cli.app import main
 assert main(sys.argv[1:]) == 0
 sys.stderr.write(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")))
 """

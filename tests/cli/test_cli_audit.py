@@ -1,8 +1,11 @@
 """`anchorlora audit` from the command line: text, JSON, page, exit status."""
 
+import ast
 import json
 import re
 from html.parser import HTMLParser
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -142,3 +145,13 @@ def test_the_page_of_every_outcome_can_be_made(here, capsys):
         page = Page(render(json.loads(read([*parts, "--json"], capsys))))
         assert page.open == []
         assert page.tags.count("tr") > 3
+
+
+def test_the_program_that_the_benchmark_starts_has_what_it_imports(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    from benchmarks.auditing import PROGRAM
+
+    imports = [node for node in ast.walk(ast.parse(PROGRAM)) if isinstance(node, ast.ImportFrom)]
+    assert imports
+    for node in imports:
+        assert hasattr(import_module(node.module), node.names[0].name)
