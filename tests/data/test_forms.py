@@ -10,7 +10,7 @@ from anchorlora.data import Encoder, examples_of, read_samples, token_ids
 from anchorlora.data.forms import FORMS, known_columns
 from anchorlora.data.forms.base import Form
 from anchorlora.data.text import count_rows
-from anchorlora_lab.suites.prompts import read_answered
+from anchorlora_lab.suites.prompts import read_prompts
 from built_pages import table_of_forms
 from skills import EXACT
 from text_law import families, forms
@@ -83,7 +83,7 @@ def test_the_form_that_reads_most_of_a_row_wins(row, columns):
 def test_the_last_message_is_a_question_with_its_thought_and_not_if_it_is_muted(tmp_path):
     thought = CHAT[1] | {"reasoning_content": "so be it"}
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [*CHAT, CHAT[0], thought]}) + '\n{"question": "q", "answer": "a"}\n')
-    first, second = read_answered(tmp_path / "a.jsonl")
+    first, second = read_prompts(tmp_path / "a.jsonl").questions
     assert (first.messages, first.reply, first.label) == ((*CHAT, CHAT[0]), thought, "ho")
     assert (second.messages, second.label) == (({"role": "user", "content": "q"},), "a")
     assert second.sentence.startswith("Below is an instruction"), "for a tokenizer without a template"

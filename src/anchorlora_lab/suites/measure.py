@@ -262,12 +262,10 @@ def base_scores(cache: Path, key: dict[str, Any], measure: Callable[[], TaskScor
     path = cache_file(cache, key)
     if path.exists():
         try:
-            kept: CachedScores | None = read_file(path, CachedScores, remedy="")
-        except ValueError:
-            kept = None
-        if kept and kept.key == key:
+            kept: CachedScores = read_file(path, CachedScores, remedy="")
             return kept.measured
-        note(f"{path} is {'for a different request' if kept else 'damaged'}; measuring the base score again")
+        except ValueError:
+            note(f"{path} is damaged; measuring the base score again")
     scores = measure()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

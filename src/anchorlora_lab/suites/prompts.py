@@ -111,8 +111,8 @@ class OwnPrompts:
 
 
 def read_prompts(path: Path) -> OwnPrompts:
-    """Return the prompts of a file."""
-    return OwnPrompts(read_answered(path))
+    """Return the prompts of a file or folder with their right answers, all of them checked."""
+    return OwnPrompts([question_of(sample) for sample in iterate_samples(rows_in(str(path)), source=str(path), mixed=True)])
 
 
 def is_right(text: str, answer: str) -> bool:
@@ -137,11 +137,6 @@ def _turn(question: Example, encoder: Encoder, *, template: bool) -> Turn:
 
 def _text(question: Example) -> str:
     return "\n".join(f"{m['role']}: {m['content']}" for m in question.messages) or question.sentence
-
-
-def read_answered(path: Path | str) -> list[Example]:
-    """Return the prompts of a file or folder with their right answers, all of them checked."""
-    return [question_of(sample) for sample in iterate_samples(rows_in(str(path)), source=str(path), mixed=True)]
 
 
 def question_of(sample: Sample) -> Example:
