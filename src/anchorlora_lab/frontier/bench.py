@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -149,7 +150,7 @@ def bench(
                 point = {"epoch": 0, "scale": 0.0, "norm": 0.0, **measures.of(skill)}
                 record: dict[str, Any] = {"chance": measures.chance(), "points": [point]}
                 if not abilities(record):
-                    scores = ", ".join(f"{name} {_percent(values)}" for name, values in point["old"].items())
+                    scores = ", ".join(f"{name} {100 * fmean(values):.0f}" for name, values in point["old"].items())
                     raise InvalidValue(
                         f"{model} has no ability to keep: {scores} % right, none {ABOVE_CHANCE} points above chance; "
                         "give a model that can do more"
@@ -161,7 +162,7 @@ def bench(
         about |= {"data": run.row.data, "settings": settings}
         append(folder, {**facts, **about, **record, "whole_cpu_seconds": round(whole, 1)})
         made += 1
-        say(f"{run.id}: {summary(record['points'])}; {whole:.0f} CPU seconds")
+        say(f"{run.id}: {whole:.0f} CPU seconds")
     return made
 
 
@@ -215,17 +216,3 @@ def _memory(name: str) -> int:
     except OSError:
         return 0
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
-
-
-def summary(points: Sequence[dict[str, Any]]) -> str:
-    """Return new and old scores of each point, for a log."""
-    return "; ".join(
-        f"e{point['epoch']} x{point['scale']:g} new {_percent(point['new'])} "
-        + " ".join(f"{name} {_percent(values)}" for name, values in point["old"].items())
-        + f" KL {sum(point['kl']['chats']) / max(1, len(point['kl']['chats'])):.3f}"
-        for point in points
-    )
-
-
-def _percent(values: Sequence[float]) -> str:
-    return f"{100 * sum(values) / max(1, len(values)):.0f}"
