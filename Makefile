@@ -83,7 +83,7 @@ faults: .venv/.test-ready
 	$(BIN)/python tools/fill_reliability.py .faults.jsonl
 	rm .faults.jsonl
 
-# mutants by cosmic-ray of scores, geometry, constraints and diagnostics; goes on where the last call stopped (.mutants)
+# mutants by cosmic-ray of scores, geometry, constraints and measurement; goes on where the last call stopped (.mutants)
 # a part of the files: make mutants ONLY='low_rank scores'; survivors once more: ONLY=--again; the table and the survivors: ONLY=--report
 mutants: .venv/.test-ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutation]'

@@ -49,9 +49,9 @@ COPY, SESSION = FOLDER / "copy", FOLDER / "session.sqlite"
 LINES, SOURCES = FOLDER / "lines.json", FOLDER / "sources.json"
 COPIED = ("src", "tests", "pyproject.toml", "conftest.py")
 PACKAGE = Path("src/anchorlora")
-PLACES = ("scores.py", "geometry", "constraints", "diagnostics")
+PLACES = ("scores.py", "geometry", "constraints", "measurement")
 WITH = ("mechanism", "features", "methods", "guards/test_whole_layer.py")  # tests of other packages
-TESTS = ("test_scores.py", "geometry", "constraints", "diagnostics", *WITH)
+TESTS = ("test_scores.py", "geometry", "constraints", "measurement", *WITH)
 # imported once, for every process that is forked; nothing of ours
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "hypothesis", "pydantic", "matplotlib.pyplot")
 PLUGINS = ("_hypothesis_pytestplugin", "anyio.pytest_plugin", "xdist.plugin", "platformdirs")  # of pytest, imported once too

@@ -1,5 +1,6 @@
 """The figures of docs/lab/reliability.md are those of one whole run of tests/faults that passed, or the page stays as it was."""
 
+import ast
 import json
 import os
 import re
@@ -122,3 +123,9 @@ def test_what_pytest_did_stands_beside_the_figures(tmp_path):
     assert {"left_out": ["tests/faults/test_some.py::test_left_out"]} in found
     (end,) = [line for line in found if "status" in line]
     assert (end["status"], end["asked_for"], end["passed"]) == (1, ["tests/faults"], {"test_some": 1})
+
+
+def test_mutants_are_made_of_packages_that_are_there():
+    source = (ROOT / "tools/mutants.py").read_text()
+    places = ast.literal_eval(re.search(r"^PLACES = (.+)$", source, flags=re.M)[1])
+    assert [name for name in places if not (ROOT / "src/anchorlora" / name).exists()] == []
