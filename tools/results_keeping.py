@@ -222,17 +222,16 @@ def price() -> str:
     heads = ["right answers, %", "new skill", *ABILITIES.values(), "CPU minutes", "peak memory, GB"]
     table = tabulate(rows, heads, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
     skills = list(dict.fromkeys(skill for skill, _ in clusters))
+    before, plain, ours, kl = (found[name] for name in ("before", "plain", "command", "kl"))
     chance = next(r["chance"] for r in read_records(ROOT / "results/frontier/smollm2") if r["row"] == "before")
     return (
         f"{table}\n\nSmolLM2-135M-Instruct; means over {len(clusters)} runs (minutes and memory over {len(TIMED)}), "
         "each of 192 chats of a new skill "
         f"({', '.join(SKILLS[skill] for skill in skills)}); 40 new and 90 old test examples. "
         f"By chance, {chance['instructions']:.0f} % of instructions and {chance['choice']:.0f} % of choices are right.\n"
-        f"95 % intervals, over runs and examples: the command learns {moved(found['command'], found['plain'], 'new')} points against plain LoRA and keeps "
-        f"{moved(found['command'], found['plain'], 'old')}; old abilities moved by "
-        f"{moved(found['command'], found['before'], 'old')}. "
-        f"Against `replay-kl`, it learns {moved(found['command'], found['kl'], 'new')} and keeps "
-        f"{moved(found['command'], found['kl'], 'old')}.\n"
+        f"95 % intervals, over runs and examples: the command learns {moved(ours, plain, 'new')} points against plain LoRA "
+        f"and keeps {moved(ours, plain, 'old')}; old abilities moved by {moved(ours, before, 'old')}. "
+        f"Against `replay-kl`, it learns {moved(ours, kl, 'new')} and keeps {moved(ours, kl, 'old')}.\n"
         "The method was chosen on topics and cards with seed 42, a start from 16 examples on all runs, "
         "four examples a step on these and on others, and the strength of the penalty with two other seeds.\n"
         f"{beside_plain('gemma3', 'On Gemma 3 270M, a base model')}\n"
