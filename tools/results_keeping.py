@@ -253,16 +253,17 @@ def moved(after: Sequence[dict[str, Any]], then: Sequence[dict[str, Any]], part:
 
 def beside_plain(folder: str, where: str) -> str:
     """What README's command and plain LoRA learn and keep over other runs; a skill that plain LoRA hardly learns is left out."""
-    by = {(r["variant"], r["skill"], r["seed"]): r for r in read_records(ROOT / "results/first-command" / folder)}
+    records = read_records(ROOT / "results/first-command" / folder)
+    by = {(r["variant"], r["skill"], r["seed"]): r for r in records}
+    first = {r["skill"]: r for r in records if r["variant"] == "before"}
     clusters = [tuple(cluster) for name, *cluster in by if name == "command" and ("plain", *cluster) in by]
-    rise = {
-        skill: mean([mean(by["plain", s, n]["new"]) - mean(by["before", s, n]["new"]) for s, n in clusters if s == skill])
-        for skill, _ in clusters
-    }
+    gains = {skill: [mean(by["plain", s, n]["new"]) - mean(first[s]["new"]) for s, n in clusters if s == skill] for skill in first}
+    rise = {skill: mean(gained) for skill, gained in gains.items() if gained}
     learned = [skill for skill in rise if rise[skill] >= ABOVE_BEFORE]
     hardly = ", ".join(f"{SKILLS[skill]} ({100 * rise[skill]:+.0f} points)" for skill in rise if skill not in learned)
     pairs = [cluster for cluster in clusters if cluster[0] in learned]
-    before, plain, ours = ([by[(name, *cluster)] for cluster in pairs] for name in ("before", "plain", "command"))
+    before = [first[skill] for skill, _ in pairs]
+    plain, ours = ([by[(name, *cluster)] for cluster in pairs] for name in ("plain", "command"))
     ends = [100 * mean([mean(record["new"]) for record in records]) for records in (ours, plain)]
     return (
         f"{where.format(', '.join(SKILLS[skill] for skill in learned))}, the command learns {ends[0]:.0f} % "
