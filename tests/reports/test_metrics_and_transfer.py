@@ -6,12 +6,8 @@ from dataclasses import replace
 
 import made
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from anchorlora.errors import InvalidValue
-from anchorlora.store import predictions
-from anchorlora.store.json import read_json
 from anchorlora_lab.report import writers
 from anchorlora_lab.report.page import write_report
 from anchorlora_lab.report.records import find_runs
@@ -191,32 +187,6 @@ def test_a_line_that_is_no_prediction_is_named(tmp_path):
     (run.folder / "tasks/1-chat/predictions.jsonl").write_text('{"task": 3}\n')
     with pytest.raises(InvalidValue, match=r"predictions.jsonl, line 1: .*call the run again"):
         flips_table([run])
-
-
-texts = st.text(st.sampled_from('ab":\\ \té\n{},'), max_size=8)
-ODD = st.sampled_from(
-    [("", ""), ('"task":', '"task": "x", "task":'), ('"task":', '"task" :'), ('"index": 1', f'"index": {2**200}'), ("{", "[")]
-)
-
-
-@example([("", "", {"\\": 0.0}, ('"task":', '"task": "x", "task":'))])
-@given(st.lists(st.tuples(texts, texts, st.dictionaries(texts, st.sampled_from([0.0, 0.5, 1.0]), max_size=2), ODD), min_size=1))
-def test_predictions_that_are_parsed_together_are_those_that_are_read_line_by_line(rows):
-    common = {"prompt_sha256": "0" * 64, "label": None}
-    lines = [
-        json.dumps({"task": task, "index": i, "gold": text, "text": text, "metrics": metrics, **common}).replace(*odd) + "\n"
-        for i, (task, text, metrics, odd) in enumerate(rows)
-    ]
-    together = predictions._together(lines)
-    if together is not None:
-        assert together == [read_json(line, predictions.Prediction, where="", remedy="") for line in lines]
-
-
-def test_usual_predictions_are_parsed_together():
-    line = json.dumps(
-        {"task": "a", "index": 1, "prompt_sha256": "", "text": 'say "no":', "label": None, "gold": "é", "metrics": {"f": 1.0}}
-    )
-    assert len(predictions._together([f"{line}\n"] * 3)) == 3
 
 
 def test_guessing_explains_flips_that_nothing_was_forgotten_in():
