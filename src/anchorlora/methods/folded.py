@@ -9,7 +9,7 @@ it, and what the next task must keep is there to be kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,11 +17,9 @@ from anchorlora.errors import InvalidValue
 from anchorlora.methods.plans import PerTask
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from anchorlora.adapters import AdapterStack
     from anchorlora.constraints import Constraint
-    from anchorlora.geometry import Factors, Subspace
+    from anchorlora.geometry import Factors
     from anchorlora.methods.adapter_plan import TaskEnd
 
 
@@ -82,29 +80,15 @@ class FoldedPerTask(PerTask):
         """
         grown = stack.stacked()
         stack.check_history()
-        folded = {}
-        for layer, factors in grown.items():
-            keep = self._join_cores(layer, end)
-            folded[layer] = self._fold(layer, factors, keep, end.past)
-        stack.restore(folded, as_history=True)
+        stack.restore({layer: self._fold(layer, factors, end) for layer, factors in grown.items()}, as_history=True)
 
-    def _join_cores(self, layer: str, end: TaskEnd) -> Subspace | None:
-        """Both cores of a layer together."""
-        before, after = end.protected.get(layer), end.cores.get(layer)
-        if after is None:
-            return before
-        if (before or after).k + after.k > self.rank:
-            raise InvalidValue(
-                f"FoldedPerTask({self.rank}) must keep a core of {(before or after).k} directions at {layer} and the next one of "
-                f"{after.k}: more than its rank; use a larger rank (FoldedPerTask.rank) or smaller cores (SensitiveCore.at_most)"
-            )
-        return after if before is None else before.joined(after)
-
-    def _fold(self, layer: str, factors: Factors, keep: Subspace | None, past: Mapping[str, Tensor]) -> Factors:
+    def _fold(self, layer: str, factors: Factors, end: TaskEnd) -> Factors:
         from anchorlora.constraints.sensitivity import knows, sensitivity
         from anchorlora.geometry import folded
 
+        before, after = end.protected.get(layer), end.cores.get(layer)
+        keep = after if before is None else before if after is None else before.joined(after)
         inputs = outputs = None
-        if knows(past):
-            inputs, outputs = sensitivity(past, layer, d_in=factors.A.shape[1], d_out=factors.B.shape[0])
+        if knows(end.past):
+            inputs, outputs = sensitivity(end.past, layer, d_in=factors.A.shape[1], d_out=factors.B.shape[0])
         return folded(factors, self.rank, keep=keep, inputs=inputs, outputs=outputs)
