@@ -16,7 +16,7 @@ ADAPTER_FILES = CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_mode
 CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # parts of PEFT's LoRA with which the update is no longer s B A at every token
 NO_PRODUCT = (
-    *("alora_invocation_tokens", "use_qalora", "use_bdlora"),
+    *("alora_invocation_tokens", "use_qalora", "use_bdlora", "target_parameters"),
     *("arrow_config", "kasa_config", "monteclora_config", "velora_config"),
 )
 MERGE = "merge it into its base with PEFT (merge_and_unload, then save_pretrained), and give that model"
@@ -37,11 +37,6 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise InvalidValue(f"{path} does not describe a LoRA adapter")
     if config.get("use_dora"):
         raise InvalidValue(f"{path} describes a DoRA adapter, whose update is not a product s B A; {MERGE}")
-    if config.get("target_parameters"):
-        raise InvalidValue(
-            f"{path} sets target_parameters, so its factors hold a product for each of several fused experts; train an adapter on "
-            "linear layers (target_modules) instead"
-        )
     for name in NO_PRODUCT:
         if config.get(name):
             raise InvalidValue(f"{path} sets {name}, so the update is not a product s B A; train a plain LoRA adapter instead")
@@ -52,12 +47,12 @@ def read_config(folder: Path) -> dict[str, Any]:
             "save them with save_pretrained(path_initial_model_for_weight_conversion=..) first"
         )
     known = config.get("alpha_pattern") or {}
-    for alpha in (config.get("lora_alpha"), *(known.values() if isinstance(known, dict) else ())):
-        if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-            raise InvalidValue(f"{path}: lora_alpha is {alpha!r}, not a number")
     if not isinstance(known, dict):
         raise InvalidValue(f"{path}: alpha_pattern is {known!r:.40}, not a mapping of layers to numbers")
-    _refuse_slow(path, config, known)
+    for alpha in (config.get("lora_alpha"), *known.values()):
+        if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+            raise InvalidValue(f"{path}: lora_alpha is {alpha!r}, not a number")
+    _refuse_slow(path, config)
     return {**config, "alpha_pattern": known}
 
 
@@ -67,14 +62,11 @@ def refuse_replicated(folder: Path) -> None:
         raise InvalidValue(f"{folder / CONFIG_FILE} sets layer_replication, so its layers are not those of the base model; {MERGE}")
 
 
-def _refuse_slow(path: Path, config: dict[str, Any], alphas: dict[str, Any]) -> None:
+def _refuse_slow(path: Path, config: dict[str, Any]) -> None:
     """Refuse regular expressions that would keep whoever reads the configuration busy; `target_modules` is never searched with."""
-    ranks, several = config.get("rank_pattern") or {}, config.get("layers_pattern") or []
-    fields = {"alpha_pattern": list(alphas), "rank_pattern": list(ranks) if isinstance(ranks, dict) else [ranks]}
-    fields["exclude_modules"] = [config["exclude_modules"]] if isinstance(config.get("exclude_modules"), str) else []
-    fields["layers_pattern"] = several if isinstance(several, list) else [several]
-    for name, patterns in fields.items():
-        for pattern in patterns:
+    for name in ("alpha_pattern", "rank_pattern", "exclude_modules", "layers_pattern"):
+        patterns = config.get(name) or []
+        for pattern in patterns if isinstance(patterns, (dict, list)) else [patterns]:
             if not isinstance(pattern, str):
                 raise InvalidValue(f"{path}: {name} holds {pattern!r:.40}, which names no module")
             try:
