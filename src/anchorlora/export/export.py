@@ -43,12 +43,11 @@ from anchorlora.models.load import ends_of, load_weights, same_files, stops_of
 from anchorlora.models.tokenizer import of_adapter
 from anchorlora.models.trust import asked_for
 from anchorlora.store.adapter_config import read_config
-from anchorlora.store.export import EXPORT_FILE, FORMS, Export, ExportedLayer, ExportedProtection, Form, Logits
+from anchorlora.store.export import EXPORT_FILE, Export, ExportedLayer, ExportedProtection, Form, Logits
 from anchorlora.store.files import new_folder, write_text
 from anchorlora.store.record import Record
 
 PACKAGES = ("anchorlora", "torch", "transformers", "peft", "safetensors")
-DTYPES = ("float32", "bfloat16", "float16")
 SERVED = ("float16", "bfloat16")  # types that servers cast factors to
 Card = Callable[[Export, Record | None], str]
 
@@ -64,16 +63,10 @@ class Request:
     scale: float = 1.0  # what the last task's change is multiplied by
 
     def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise InvalidValue(f"there is no form {self.form!r}; choose one of {', '.join(FORMS)}")
         if self.form == "svd" and self.rank is None:
             raise InvalidValue("--form svd needs the rank to reduce to; give it with --rank")
         if self.form != "svd" and self.rank is not None:
             raise InvalidValue(f"--rank is for --form svd, and the form is {self.form}")
-        if self.rank is not None and self.rank < 1:
-            raise InvalidValue(f"--rank takes a rank of 1 or more, not {self.rank}")
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise InvalidValue(f"--dtype takes {', '.join(DTYPES)}, not {self.dtype!r}")
         if not (math.isfinite(self.scale) and self.scale >= 0):
             raise InvalidValue(f"--scale takes a number of 0 or more, not {self.scale}")
         if self.form != "merged" and self.trust_remote_code is not None:
