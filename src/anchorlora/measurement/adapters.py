@@ -7,7 +7,7 @@ that started with B = 0.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,16 @@ from anchorlora.adapters.whole import NO_WHOLE, WholeWeights, module_of
 from anchorlora.devices import type_name
 from anchorlora.embedded import folder as embedded
 from anchorlora.errors import InvalidValue
-from anchorlora.features.files import read_cores, read_origin
+from anchorlora.features.files import read_cores
 from anchorlora.geometry import Factors, Subspace
 from anchorlora.measurement.directions import Protected, WeightDirections, row_space
 from anchorlora.measurement.drift import Drift, coarsest, measure
 from anchorlora.measurement.layers import Audited, Block, LayerChange, block_layer, weight_layer
 from anchorlora.measurement.result import AuditRequest, AuditResult, Find, by_layer
 from anchorlora.paths import expanded
-from anchorlora.store.adapter_config import WEIGHTS_FILE, read_config, refuse_replicated
+from anchorlora.store.adapter_config import read_config, refuse_replicated
 from anchorlora.store.artifact import Artifact, artifact_in
 from anchorlora.store.run_folder import refuse_altered
-from anchorlora.store.seal import sha256
 from anchorlora.store.tensors import Weights, open_weights
 from anchorlora.text import without_secrets
 
@@ -78,11 +77,6 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
     folder = next(iter((then or now).values()))
     changed = {layer for layer, layer_blocks in blocks.items() if any(block.moved for block in layer_blocks)}
     find, protected = _directions(ask, set(blocks), earlier, folder, cores, changed=changed)
-    if ask.cores is not None and _made_with_another(ask.cores, then.values()):
-        notes.append(
-            f"the cores of {ask.cores} were made with another adapter than {before}, so they protect the features of that "
-            "adapter's task"
-        )
     known = end.cores_before
     if known is not None and ask == AuditRequest(model=ask.model):
         notes.append(f"{after} has cores of what came before: --cores {known} measures on these")
@@ -194,13 +188,6 @@ def _directions(
         return Protected(row_space(rows[layer]))
 
     return learned, "the rows of A in BEFORE, as in O-LoRA"
-
-
-def _made_with_another(cores: Path, adapters: Iterable[Path]) -> bool:
-    """True if a file of cores names the adapter that it was made with, and it is none of these."""
-    named = read_origin(cores).get("adapter_sha256")
-    digests = {sha256(folder / WEIGHTS_FILE) for folder in adapters}
-    return named is not None and bool(digests) and named not in digests
 
 
 def _base_weights(name: Any) -> Weights:
