@@ -40,7 +40,7 @@ def method_named(name: str) -> Method:
     return method
 
 
-def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, RunConfig | None]:
+def recipe_named(name: str) -> tuple[Recipe, RunConfig | None]:
     """Return a recipe of the package or of a YAML file: a complete config.yaml, a recipe, or `extends: NAME` and what differs."""
     from anchorlora.recipes import RECIPES
 
@@ -51,10 +51,6 @@ def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, 
         raise UnknownName(f"no recipe called {name!r}; {nearest_names(name, RECIPES)}; the name of a recipe file ends in .yaml")
     from anchorlora.store.files import load_yaml
 
-    if path.resolve() in extending:
-        raise InvalidValue(
-            f"{path} extends itself through {len(extending)} files; the last one must extend a recipe of the package"
-        )
     content = load_yaml(path)
     if not isinstance(content, dict):
         raise InvalidValue(
@@ -64,8 +60,9 @@ def recipe_named(name: str, *, extending: Sequence[Path] = ()) -> tuple[Recipe, 
         config = RunConfig.read(content, str(path))
         return config.recipe, config
     if "extends" in content:
-        base = _read_base(path, str(content.pop("extends")), extending)
-        return base.changed({"name": path.stem, **_flat(content)}, where=str(path)), None
+        if (base := str(content.pop("extends"))) not in RECIPES:
+            raise UnknownName(f"{path} extends {base!r:.80}, which is no recipe of the package; {nearest_names(base, RECIPES)}")
+        return RECIPES[base]().changed({"name": path.stem, **_flat(content)}, where=str(path)), None
     return Recipe.read(content, str(path)), None
 
 
@@ -82,13 +79,6 @@ def recipe_of_options(
         asked_for(recipe.base_model, commit, where=name, option=f"--set {COMMIT}=COMMIT")
     changes = fields | {field: value for field, value in (("model", model), ("data", data)) if value is not None}
     return recipe.changed(changes) if changes else recipe, stored, numbers
-
-
-def _read_base(path: Path, name: str, extending: Sequence[Path]) -> Recipe:
-    try:
-        return recipe_named(name, extending=(*extending, path.resolve()))[0]
-    except LookupError as error:
-        raise UnknownName(f"{path}: {error.args[0]}") from None
 
 
 def order_named(order: str | None, recipe: Recipe) -> tuple[str, ...]:
