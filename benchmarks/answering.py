@@ -40,7 +40,6 @@ def speed() -> None:
                     max_new_tokens=50,
                     batch=batch,
                     device=loaded.device,
-                    share_prefix=batch > 1,
                     packed=batch > 1,
                 )
                 answers[batch] = scorer.score(task, encoded)

@@ -144,7 +144,7 @@ def sequence(order: tuple[str, ...], seed: int, *, project: bool) -> dict:
                     example_mean(outputs.logits, batch, window).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        scorer = Scorer.of(model, base.tokenizer, e, share_prefix=e.share_prefix, device=base.device)
+        scorer = Scorer.of(model, base.tokenizer, e, device=base.device)
         tested = {seen: scorer.score(data.tasks[seen], data.test[seen]) for seen in order[:number]}
         accuracy.append([next(iter(percents(answers).values())) for answers in tested.values()])
         with torch.no_grad():

@@ -184,7 +184,7 @@ class EvaluationSettings(Settings):
 
     max_new_tokens: Count  # most tokens of an answer
     eval_batch: Count  # examples decoded together; sorted by length, padded on the left
-    share_prefix: bool = True  # compute the common beginning of a task's prompts only once
+    share_prefix: bool = True  # compute the common beginning of a task's prompts only once, in packed rows
     backend: Literal["transformers", "vllm"] = "transformers"  # what answers the test examples
 
 

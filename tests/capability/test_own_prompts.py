@@ -43,7 +43,7 @@ def said(model, trained):
     """What the model says to each prompt alone, before and after: its first line, as far as anything there counts."""
     loaded = load_base_model(BaseModelSettings(model=str(model)))
     prompts = [loaded.tokenizer(prompt).input_ids for prompt in PROMPTS]
-    how = {"max_new_tokens": 4, "batch": 1, "share_prefix": False, "device": loaded.device}
+    how = {"max_new_tokens": 4, "batch": 1, "device": loaded.device}
     before = Scorer(loaded.model, loaded.tokenizer, **how).texts(prompts)
     after = Scorer(attach(loaded.model, trained), loaded.tokenizer, **how).texts(prompts)
     pairs = {prompt: (old.strip(), new.strip()) for prompt, old, new in zip(PROMPTS, before, after, strict=True)}

@@ -11,7 +11,7 @@ import models
 from anchorlora.adapters import AdapterStack
 from anchorlora.continual import evaluate
 from anchorlora.continual.decode import Answering, decode, drafts_of
-from anchorlora.continual.evaluate import Scorer, _Prefix
+from anchorlora.continual.evaluate import Scorer
 from anchorlora.data import LOSS, Encoded, Encoder, Example, Task
 from anchorlora.models import head
 from anchorlora.models.load import cache_argument
@@ -63,7 +63,7 @@ def generated(tokenizer, encoded):
     return of
 
 
-HOW = {"padded": {"share_prefix": False}, "shared beginning": {}, "packed": {"packed": True}}
+HOW = {"padded": {}, "packed": {"packed": True}}
 
 
 @pytest.mark.drawn(10)
@@ -258,26 +258,12 @@ def test_the_labels_are_drafts_and_two_that_begin_alike_share_what_is_common():
     }
 
 
-def test_the_shared_beginning_is_the_head_of_the_prompt(tokenizer, encoded):
-    prefix = _Prefix.of(adapted(models.qwen3, tokenizer), [e.prompt for e in encoded], CPU)
-    assert prefix.length >= len(tokenizer(TASK.head()).input_ids) - 1
-    assert all(list(e.prompt[: prefix.length]) == prefix.ids[0].tolist() for e in encoded)
-
-
-def test_nothing_is_shared_by_one_prompt_or_by_prompts_without_a_common_beginning(tokenizer):
-    model = adapted(models.qwen3, tokenizer)
-    assert _Prefix.of(model, [(5, 6, 7) * 9], CPU).length == 0
-    assert _Prefix.of(model, [(5, 6, 7) * 9, (6, 5, 7) * 9], CPU).length == 0
-    assert _Prefix.of(model, [(5,) * 20, (5,) * 12], CPU).length == 11, "every prompt keeps a token to go on from"
-
-
 def test_a_model_with_a_sliding_window_reads_every_prompt_whole(tokenizer, encoded, generated):
     def make(vocab):
         config = models.MistralConfig(vocab_size=vocab, head_dim=16, sliding_window=16, **models.SMALL)
         return models.MistralForCausalLM(config)
 
     model = adapted(make, tokenizer)
-    assert _Prefix.of(model, [e.prompt for e in encoded], CPU).length == 0
     answers = Scorer(model, tokenizer, max_new_tokens=4, batch=1, device=CPU).score(TASK, encoded)
     assert [a.text for a in answers] == generated(make, 4)[0]
 

@@ -1,26 +1,24 @@
 """Scores of a model: greedy decoding that stops where a server stops and nowhere else, batched by length.
 
 Models that read packed rows read each batch as one, with its right answers, whose loss is needed anyway: they are the first
-drafts, and the labels are the next (`decode`). For others, rows are sorted by length and padded on the left, and what all prompts
-of a task begin with is read once. Predictions come back in the order of the examples. In float32 the text does not depend on any of
-this; in bfloat16 it can, where two tokens are nearly tied.
+drafts, and the labels are the next (`decode`). For others, rows are sorted by length and padded on the left. Predictions come back
+in the order of the examples. In float32 the text does not depend on any of this; in bfloat16 it can, where two tokens are nearly
+tied.
 """
 
 from __future__ import annotations
 
-import copy
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import islice, takewhile
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from transformers import DynamicCache, GenerationMixin
+from torch import nn
 
 from anchorlora.config import EvaluationSettings
 from anchorlora.continual.batches import IGNORED, group_items, micro_batch, packed_row, padded, rows_of
@@ -30,7 +28,7 @@ from anchorlora.data.templates import stop_ids
 from anchorlora.data.thoughts import decode_answer
 from anchorlora.devices import in_float64
 from anchorlora.models.head import LARGE, leaving_out, of_own_rows, plain_head, token_scores
-from anchorlora.models.load import cache_argument, cache_in, ends_of, limits_in, may_be_masked, pad_of, whole_cache
+from anchorlora.models.load import cache_in, ends_of, limits_in, pad_of, whole_cache
 from anchorlora.models.packing import packed, rows_at_once
 from anchorlora.processes import ALONE, Processes
 
@@ -38,7 +36,6 @@ NOTHING: Mapping[int, str] = MappingProxyType({})
 TOKENS = 64  # of prompts in a packed row, for each example that a padded batch would have
 ROWS = 4  # packed rows, at most, whose answers are generated at once
 T = TypeVar("T")
-WORTH_SHARING = 8  # tokens; a shorter common beginning costs more to copy than to read again
 
 
 Watch = Callable[[dict[int, str]], None]  # is told the answers of each batch, by the number of their prompt
@@ -57,7 +54,6 @@ class Scorer:
     max_new_tokens: int  # of an answer, where its task has no number of its own
     batch: int  # prompts that are read together if padded; packed, as many tokens as they would have
     device: torch.device
-    share_prefix: bool = True  # read what all prompts begin with once, where rows are padded
     packed: bool = False
     processes: Processes = ALONE
 
@@ -110,11 +106,10 @@ class Scorer:
         model, how = self.model.eval(), self._answering(max_new_tokens, likely)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         most = self.batch if self.packed else rows_at_once(model, min(self.batch, max(1, len(prompts))))
-        prefix = _Prefix.of(model, prompts, self.device) if self.share_prefix and not self.packed else _Prefix.none()
 
         def read(batch: Sequence[int]) -> dict[int, str]:
             some = [prompts[i] for i in batch]
-            rows = decode(model, some, how, row_tokens=TOKENS * self.batch) if self.packed else self._generate(some, prefix, how)
+            rows = decode(model, some, how, row_tokens=TOKENS * self.batch) if self.packed else self._generate(some, how)
             return dict(zip(batch, self._decoded(how, rows), strict=True))
 
         texts = {i: known[i] for i in order if i in known}
@@ -129,18 +124,19 @@ class Scorer:
         return [texts[i] for i in range(len(prompts))]
 
     def _decoded(self, how: Answering, rows: Any) -> list[str]:
-        return [decode_answer(self.tokenizer, _until(how.stops, row)) for row in rows]
+        """Texts of generated tokens before the first at which a server stops."""
+        whole = (list(takewhile(lambda token: token not in how.stops, map(int, row))) for row in rows)
+        return [decode_answer(self.tokenizer, ids) for ids in whole]
 
-    def _generate(self, prompts: Sequence[Sequence[int]], prefix: _Prefix, how: Answering) -> Any:
+    def _generate(self, prompts: Sequence[Sequence[int]], how: Answering) -> Any:
         """The tokens after padded prompts."""
-        inputs = prefix.before(padded([prompt[prefix.length :] for prompt in prompts], pad_of(self.tokenizer)))
+        inputs = padded(prompts, pad_of(self.tokenizer))
         with torch.inference_mode(), of_own_rows(self.model):
             ids = self.model.generate(  # type: ignore[operator]  # of any causal language model
                 input_ids=inputs["input_ids"].to(self.device),
                 attention_mask=inputs["attention_mask"].to(self.device),
                 max_new_tokens=min(how.room(len(prompt)) for prompt in prompts),
                 eos_token_id=sorted(how.stops),
-                **{cache_argument(GenerationMixin.prepare_inputs_for_generation): prefix.cache_for(len(prompts))},
             )
         return ids[:, inputs["input_ids"].shape[1] :]
 
@@ -230,12 +226,6 @@ class Scorer:
             yield {i: result for part in processes.gathered(own) for i, result in part.items()}
 
 
-def _until(stops: Collection[int], row: Any) -> list[int]:
-    """Generated tokens before the first at which a server stops."""
-    ids = [int(token) for token in row]
-    return ids[: next((i for i, token in enumerate(ids) if token in stops), len(ids))]
-
-
 def _together(rows: Iterable[list[T]], batch: int) -> Iterator[list[list[T]]]:
     """Packed rows whose answers are generated at once: more than one while they hold fewer examples than a padded batch."""
     some: list[list[T]] = []
@@ -246,46 +236,3 @@ def _together(rows: Iterable[list[T]], batch: int) -> Iterator[list[list[T]]]:
         some.append(row)
     if some:
         yield some
-
-
-class _Prefix:
-    """The tokens that all prompts begin with, and what attention keeps of them."""
-
-    def __init__(self, ids: Sequence[int], cache: DynamicCache | None) -> None:
-        self.ids, self.cache = torch.tensor([list(ids)], dtype=torch.long), cache
-
-    @property
-    def length(self) -> int:
-        return self.ids.shape[1]
-
-    @classmethod
-    def none(cls) -> _Prefix:
-        return cls([], None)
-
-    @classmethod
-    def of(cls, model: nn.Module, prompts: Sequence[Sequence[int]], device: torch.device) -> _Prefix:
-        """The common beginning, read by the model; none when it is short or the model keeps anything but keys and values."""
-        same = [len(set(tokens)) == 1 for tokens in zip(*prompts, strict=False)]
-        length = min(same.index(False) if False in same else len(same), len(same) - 1)  # every prompt keeps a token to go on from
-        common = list(prompts[0][:length]) if prompts else []
-        if len(prompts) < 2 or len(common) < WORTH_SHARING:
-            return cls.none()
-        with torch.inference_mode():
-            cache = cache_in(model(input_ids=torch.tensor([common], device=device), use_cache=True, logits_to_keep=1))
-        return cls(common, cache) if may_be_masked(model, cache) else cls.none()
-
-    def before(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The inputs with the prefix in front; padding then stands between prefix and prompt, masked."""
-        ids = self.ids.expand(len(inputs["input_ids"]), -1)
-        return {
-            "input_ids": torch.cat([ids, inputs["input_ids"]], dim=1),
-            "attention_mask": torch.cat([torch.ones_like(ids), inputs["attention_mask"]], dim=1),
-        }
-
-    def cache_for(self, rows: int) -> DynamicCache | None:
-        """A copy for so many rows, which generating may extend."""
-        if self.cache is None:
-            return None
-        cache = copy.deepcopy(self.cache)
-        cache.batch_repeat_interleave(rows)
-        return cache

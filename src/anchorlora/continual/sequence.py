@@ -225,10 +225,9 @@ class TaskSequence:
         return out
 
     def _scorer(self) -> Scorer:
-        settings, share = self.recipe.evaluation, self.recipe.evaluation.share_prefix
-        where: dict[str, Any] = {"device": self.base_model.device, "processes": self.processes}
-        packed = share and self.inputs.unpacked is None
-        return Scorer.of(self.blocks.model, self.base_model.tokenizer, settings, share_prefix=share, packed=packed, **where)
+        settings, device = self.recipe.evaluation, self.base_model.device
+        how: dict[str, Any] = {"packed": settings.share_prefix and self.inputs.unpacked is None, "processes": self.processes}
+        return Scorer.of(self.blocks.model, self.base_model.tokenizer, settings, device=device, **how)
 
     def _served(self, name: str, known: Mapping[int, str], watch: Callable[[dict[int, str]], None]) -> Mapping[int, str]:
         """Texts of all of a task's examples by vLLM, of which a sample is compared."""

@@ -186,7 +186,7 @@ class Subject:
 
     def answers(self, prompts: Sequence[str], *, max_new_tokens: int) -> list[str]:
         """Return greedy answers."""
-        scorer = Scorer(self.model, self.tokenizer, max_new_tokens, 24, self.device, share_prefix=False, packed=self.packs)
+        scorer = Scorer(self.model, self.tokenizer, max_new_tokens, 24, self.device, packed=self.packs)
         return [text.strip() for text in scorer.texts([self.prompt(text) for text in prompts])]
 
     def losses(self, examples: Sequence[Encoded]) -> ExampleLosses:
