@@ -83,9 +83,9 @@ def test_a_sum_of_a_named_method_has_no_name():
     ("wrong", "said"),
     [
         (lambda: Shared() + 3, "3 is not a part of a method"),
-        (lambda: Shared() + Freeze, r"Freeze is a class; write Freeze\(..\)"),
-        (lambda: Shared() + PerTask(), r"PerTask\(\) is a plan, and a method has one, which comes first"),
-        (lambda: Shared() + METHODS["sfor"], "is a method; add its parts one by one"),
+        (lambda: Shared() + Freeze, "<class '.*Freeze'> is not a part of a method: a plan takes constraints and a Rehearsal$"),
+        (lambda: Shared() + PerTask(), r"PerTask\(\) is not a part of a method: .*; it has no first_task, requires$"),
+        (lambda: Shared() + METHODS["sfor"], r"Method\('sfor', .* is not a part of a method: a plan takes constraints"),
         (lambda: METHODS["sfor"].plus("x", name="y"), "'x' is not a part of a method"),
         (lambda: METHODS["replay"] + Rehearsal(1, 0.1), r"Rehearsal\(500, 0.05\) is there already"),
         (lambda: Shared() + SimpleNamespace(begin_task=None, requires=()), "it has no first_task, end_task"),

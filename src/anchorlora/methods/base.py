@@ -311,17 +311,10 @@ def _number(method: Method, path: str, value: float) -> float:
 
 def _refuse_foreign(part: Any) -> None:
     """Raise for what is no constraint."""
-    if isinstance(part, type):
-        raise InvalidType(f"{part.__name__} is a class; write {part.__name__}(..)")
-    if isinstance(part, Method):
-        raise InvalidType(f"{part.name or part.definition} is a method; add its parts one by one")
-    if isinstance(part, AdapterPlan):
-        raise InvalidType(f"{phrase(part)} is a plan, and a method has one, which comes first")
     missing = [name for name in NEEDED if not hasattr(part, name)]
-    if len(missing) == len(NEEDED):
-        raise InvalidType(f"{shown(part)} is not a part of a method; a plan takes constraints and a Rehearsal")
-    if missing:
-        raise InvalidType(f"{shown(part)} is not a constraint: it has no {', '.join(missing)}")
+    if missing or isinstance(part, (type, Method, AdapterPlan)):
+        lacks = f"; it has no {', '.join(missing)}" if missing else ""
+        raise InvalidType(f"{shown(part):.80} is not a part of a method: a plan takes constraints and a Rehearsal{lacks}")
     if isinstance(part.requires, str) or not set(part.requires) <= REQUIRED:
         raise InvalidValue(f"{shown(part)} requires {part.requires!r}, which is not a tuple of: {', '.join(sorted(REQUIRED))}")
 
