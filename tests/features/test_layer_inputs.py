@@ -133,7 +133,7 @@ def test_an_expert_that_reads_as_many_rows_as_there_are_tokens_may_have_them_in_
 
 def test_chosen_tokens_of_a_text_are_not_taken_from_experts():
     text = models.tokens(1, 12)
-    with pytest.raises(ValueError, match=r"rows of chosen tokens cannot be taken there; read whole texts \(without spread\)"):
+    with pytest.raises(ValueError, match=r"which of them are padding or chosen is not known; .* and no spread"):
         FeatureStore().read(experts(), [(text, torch.arange(12)[None] % 2 == 0)])
     store = FeatureStore(limit=5, spread=False)
     assert store.read(experts(), [(models.tokens(1, 12, seed=s), torch.ones(1, 12).bool()) for s in range(40)]) < 40

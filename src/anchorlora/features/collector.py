@@ -263,14 +263,9 @@ class Collector:
     def _of_an_expert(self, store: str, rows: Tensor) -> Tensor:
         if self.mask is None or bool(self.mask.all()):
             return rows
-        if self.chosen is not None:
-            raise InvalidValue(
-                f"{store} reads the tokens that the model sends to it, so rows of chosen tokens cannot be taken there; read whole "
-                "texts (without spread), or leave the experts out of the targets"
-            )
         raise InvalidValue(
-            f"{store} reads the tokens that the model sends to it, and which of them are padding is not known; train on batches "
-            "without padding (one example each, or packed rows), or leave the experts out of the targets"
+            f"{store} reads the tokens that the model sends to it, and which of them are padding or chosen is not known; take "
+            "batches without padding (one example each, or packed rows) and no spread, or leave the experts out of the targets"
         )
 
 
