@@ -12,7 +12,8 @@ import click
 
 from anchorlora.cli.console import above_zero_option, wrap
 from anchorlora.config import Recipe, RunConfig
-from anchorlora.data import Encoder, TaskSource, read_examples
+from anchorlora.data import Encoder, read_examples
+from anchorlora.data.sources import source_of
 from anchorlora.methods import Method
 from anchorlora.runs.expected import in_words, measured_in_words, measured_rate, parts_of, work_of
 from anchorlora.store.files import dump_yaml
@@ -39,8 +40,7 @@ def preview(config: RunConfig, method: Method, flops: float | None = None) -> It
     """Return the configuration as YAML, with steps, sizes and the expected time as comments."""
     yield dump_yaml(config.model_dump(mode="json")).rstrip()
     recipe = config.recipe
-    source = _source(recipe)
-    for note in [NO_DATA] if source is None else _steps(config, source):
+    for note in [NO_DATA] if recipe.tasks.data is None else _steps(config):
         yield wrap(note, before="# ", after="# ")
     if recipe.base_model.model is None:
         yield f"# {NO_MODEL}"
@@ -65,6 +65,8 @@ def estimate_time(configs: Sequence[RunConfig], at_a_time: int | None, flops: fl
     recipes = {config.recipe.base_model.model: config.recipe for config in configs}
     if None in recipes:
         return [f"expected time unknown: {NO_MODEL}"]
+    if any(config.recipe.tasks.data is None for config in configs):
+        return [f"expected time unknown: {NO_DATA}"]
     from anchorlora.models.hub import cached_folder
 
     folders = {name: cached_folder(recipe.base_model) for name, recipe in recipes.items()}
@@ -73,11 +75,7 @@ def estimate_time(configs: Sequence[RunConfig], at_a_time: int | None, flops: fl
         works = []
         for config in configs:
             model = models[config.recipe.base_model.model]
-            parts = [model.parts(task) for task in config.order]
-            known = [part for part in parts if part is not None]
-            if len(known) < len(parts):
-                return [f"expected time unknown: {NO_DATA}"]
-            works.append(work_of(config.recipe, known, model.sizes))
+            works.append(work_of(config.recipe, [model.parts(task) for task in config.order], model.sizes))
         first = models[configs[0].recipe.base_model.model]
         rate, how = (flops, "stated") if flops else first.rate(at_a_time or 1)
     except ValueError as error:
@@ -92,10 +90,9 @@ class _Model:
         from anchorlora.models.load import device_of, dtype_of
         from anchorlora.runs.sizes import sizes
 
-        self.recipe, source = recipe, _source(recipe)
-        self.sizes = sizes(recipe, tasks=1, cumulative=False, folder=folder)
+        self.recipe, self.sizes = recipe, sizes(recipe, tasks=1, cumulative=False, folder=folder)
         self.device, self.dtype = device_of(recipe.base_model), dtype_of(recipe.base_model)
-        self.parts = cache(partial(parts_of, recipe, source, _encoder(recipe, folder)))  # of a task, by its name
+        self.parts = cache(partial(parts_of, recipe, source_of(recipe.tasks), _encoder(recipe, folder)))  # of a task, by its name
 
     def rate(self, at_a_time: int) -> tuple[float, str]:
         settings, threads = self.recipe.training, self.recipe.base_model.threads
@@ -104,12 +101,6 @@ class _Model:
         rows = max(1, settings.micro_batch * settings.max_tokens // 2)
         rate = measured_rate(self.device, self.dtype, self.sizes.product, rows=rows, threads=threads)
         return rate, measured_in_words(self.device, self.dtype)
-
-
-def _source(recipe: Recipe) -> TaskSource | None:
-    from anchorlora.data.sources import source_of
-
-    return None if recipe.tasks.data is None else source_of(recipe.tasks)
 
 
 def _encoder(recipe: Recipe, folder: Path | None) -> Encoder | None:
@@ -122,8 +113,8 @@ def _encoder(recipe: Recipe, folder: Path | None) -> Encoder | None:
         return None
 
 
-def _steps(config: RunConfig, source: TaskSource) -> list[str]:
-    recipe, lines, total = config.recipe, [], 0
+def _steps(config: RunConfig) -> list[str]:
+    recipe, source, lines, total = config.recipe, source_of(config.recipe.tasks), [], 0
     for name in config.order:
         train, test = (len(list(examples)) for examples in read_examples(source, recipe.tasks, name))
         total += recipe.steps(train)

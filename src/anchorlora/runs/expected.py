@@ -46,14 +46,9 @@ class Work:
     evaluation: float  # of all tests after all tasks
 
 
-def parts_of(recipe: Recipe, source: TaskSource | None, encoder: Encoder | None, name: str) -> tuple[SplitSize, SplitSize] | None:
+def parts_of(recipe: Recipe, source: TaskSource, encoder: Encoder | None, name: str) -> tuple[SplitSize, SplitSize]:
     """Return the amount of a task's training and test examples; without a tokenizer, all are as long as they may be."""
-    limits, longest = recipe.tasks, recipe.training.max_tokens
-    if source is None:
-        if limits.train_limit is None or limits.test_limit is None:
-            return None
-        return SplitSize(limits.train_limit, longest, 1), SplitSize(limits.test_limit, longest, 1)
-    both = [list(examples) for examples in read_examples(source, limits, name)]
+    both, longest = [list(examples) for examples in read_examples(source, recipe.tasks, name)], recipe.training.max_tokens
     if encoder is None:
         return SplitSize(len(both[0]), longest, 1), SplitSize(len(both[1]), longest, 1)
     task, parts = source.task(name), list[SplitSize]()
