@@ -100,7 +100,7 @@ def print_json(content: Any) -> None:
     print(shown(json.dumps(content, indent=1, ensure_ascii=not utf8)))
 
 
-def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> str:
+def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table that a terminal has room for.
 
     Headings and cells of words continue on the next line. Where that is not enough, the table is cut into parts, one above the
@@ -110,12 +110,12 @@ def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], *, width: int
     least = [max(len(piece.rstrip()) for text in column for piece in _pieces(text)) for column in columns]
     parts, used = [[0]], least[0]
     for j in range(1, len(columns)):
-        if used + 2 + least[j] > width and len(parts[-1]) > 1:
+        if used + 2 + least[j] > WIDTH and len(parts[-1]) > 1:
             parts.append([0])
             used = least[0]
         parts[-1].append(j)
         used += 2 + least[j]
-    return "\n\n".join(_grid([columns[j] for j in part], [least[j] for j in part], width) for part in parts)
+    return "\n\n".join(_grid([columns[j] for j in part], [least[j] for j in part]) for part in parts)
 
 
 def render_table(table: Table) -> str:
@@ -132,9 +132,9 @@ def wrap(text: str, *, before: str = "", after: str = "") -> str:
     return fill(text, WIDTH, initial_indent=before, subsequent_indent=after, break_long_words=False, break_on_hyphens=False)
 
 
-def _grid(columns: Sequence[Sequence[str]], least: Sequence[int], width: int) -> str:
+def _grid(columns: Sequence[Sequence[str]], least: Sequence[int]) -> str:
     wide = [max(map(len, column)) for column in columns]
-    while sum(wide) + 2 * (len(wide) - 1) > width:
+    while sum(wide) + 2 * (len(wide) - 1) > WIDTH:
         able = [j for j, room in enumerate(wide) if room > least[j]]
         if not able:
             break

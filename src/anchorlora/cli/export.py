@@ -76,12 +76,8 @@ def show(exported: Export) -> None:
         out.print(
             f"the change of the {'last task' if source.number and source.number > 1 else 'adapter'} is scaled by {exported.scale:g}"
         )
-    if exported.asked_rank and exported.rank and exported.asked_rank > exported.rank:
-        out.print(f"rank {exported.rank} is already exact; rank {exported.asked_rank} would only add zeros")
     if source.kind == "run" and not source.finished:
         out.print("the run is not finished: the model card has no scores")
-    if source.dtype != "F32" and exported.dtype == "float32" and exported.form != "merged":
-        out.print(f"the source stores its factors in {source.dtype}; float32 holds the same values")
     if exported.whole:
         out.print(f"whole weights come with it, as they were: {', '.join(exported.whole)}")
     if not base.hub:
