@@ -185,8 +185,6 @@ class RunFolder:
         """Refuse a skill that was not taught to its end, or of which a file is not what was written."""
         out, seal = self.root, self.skill / SEAL
         if not self.is_taught:
-            if (self.skill / "after").is_dir() and not self.inputs.is_file():
-                raise InvalidValue(f"{out} was trained by an earlier version, which sealed nothing; train that skill again")
             raise InvalidValue(f"{out} has not been trained to its end; run its command again, then continue from it")
         refuse_links(self.skill)
         refuse_links(self.adapter)
