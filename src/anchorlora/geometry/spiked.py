@@ -128,7 +128,8 @@ def folded(
         held = left[:, values > 1e-9 * values[0]]
     if held.shape[1] > rank:
         raise InvalidValue(
-            f"the response on {held.shape[1]} protected directions must be kept, and a fold to rank {rank} has no room"
+            f"the response on {held.shape[1]} protected directions must be kept, and a fold to rank {rank} has no room; take a "
+            "larger rank or smaller cores"
         )
     read = inputs.power(A.T.cpu(), 0.5).T.to(home) if inputs is not None and inputs.trace > 0 else A  # A C^1/2
     Y = (L - held @ (held.T @ L)) @ torch.linalg.qr(read.T, mode="r").R.T  # its left singular directions are those of G^1/2 F C^1/2
