@@ -173,7 +173,7 @@ def test_a_dry_run_says_steps_parameters_and_memory_and_loads_no_weights(capsys,
 
 def test_a_model_without_a_configuration_leaves_sizes_unknown_and_says_so(capsys, tmp_path):
     assert main(["run", "qwen3-8b", "--model", str(tmp_path / "nothing"), "--method", "sfor", "--dry-run"]) == 0
-    assert "# sizes unknown: no configuration of" in capsys.readouterr().out
+    assert "# sizes unknown: no model at " in capsys.readouterr().out
 
 
 def test_the_studys_recipes_differ_from_the_standard_one_in_backbone_and_precision_alone():
@@ -238,7 +238,9 @@ def test_tokens_are_those_of_the_data_and_without_a_tokenizer_the_most_there_may
     assert train == SplitSize(24, sum(len(e.prompt + e.answer) for e in encoded) / 24, sum(len(e.answer) for e in encoded) / 24)
     assert test.examples == 6
     assert parts_of(recipe, source, None, "mood") == (SplitSize(24, 96, 1), SplitSize(6, 96, 1))
-    assert parts_of(recipe, None, encoder, "mood") is None, "nobody knows how many examples there are"
+    without = RunConfig(method="sfor", order=("mood",), seed=1, recipe=recipe.changed({"data": "none", "test_limit": 8}))
+    unknown = [f"expected time unknown: {dry_run.NO_DATA}"]
+    assert dry_run.estimate_time([without], None) == unknown, "nobody knows how many examples there are"
 
 
 def test_a_holdout_run_is_expected_without_opening_a_test_file(small_benchmark, small_model):

@@ -15,18 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from anchorlora import embedded
 from anchorlora.adapters import target_layers
 from anchorlora.adapters.targets import Adaptable, widths_of
 from anchorlora.config import Recipe
 from anchorlora.devices import free_memory, type_name
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry.spectrum import SIDE
-from anchorlora.models.failures import cannot_be_loaded, reading
-from anchorlora.models.families import family_of
-from anchorlora.models.load import device_of, dtype_of, quantization, source_of
+from anchorlora.models.failures import reading
+from anchorlora.models.load import device_of, dtype_of, empty_model, quantization
 
 FLOAT32, FLOAT64 = 4, 8
 SAFE = 0.5  # of the memory that is left: logits and what the framework holds come on top of the estimate
@@ -56,21 +54,14 @@ class Sizes:
 def sizes(recipe: Recipe, *, tasks: int, cumulative: bool, folder: Path | None = None) -> Sizes:
     """Estimate what a run takes, without loading weights."""
     settings = recipe.base_model
-    if settings.model is None:
-        raise InvalidValue("this recipe names no model; give one with --model")
-    source = folder or embedded.folder(settings.model, "base_model") or settings.model
-    with reading(f"no configuration of {settings.model}"):
-        config = AutoConfig.from_pretrained(source, **source_of(settings))
-    dtype, how = dtype_of(settings), quantization(settings, config)
-    family = family_of(config, settings.model)
-    with reading(cannot_be_loaded(settings.model)), torch.device("meta"):
-        model = family.empty(config, dtype=dtype)
+    model = empty_model(settings, folder=folder)
+    dtype, how = dtype_of(settings), quantization(settings, model.config)
     shapes = [widths_of(layer) for layer in target_layers(model, recipe.adapter.targets).values()]
     parameters = sum(p.numel() for p in model.parameters())
     block = recipe.adapter.rank * sum(d_in + d_out for d_in, d_out in shapes)
     features = recipe.features
     with reading(f"the configuration of {settings.model} lacks what an estimate needs"):
-        config = config.get_text_config()
+        config = model.config.get_text_config()
         width = config.hidden_size
         kept = min(tasks * features.rows, SIDE, 2 * width) + min(tasks * features.held_out_rows, 2 * width)
         stores = config.num_hidden_layers * width  # one row of each layer's input
