@@ -5,7 +5,6 @@ Errors and ratios are fractions; what is undefined is null.
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -95,7 +94,3 @@ class Export(FilePart):
     stop_token_ids: list[int] = Field(default_factory=list)  # ends of its template's answers that the base model does not stop at
     license: str | None = None  # license that the card of the source or of the base model names, or null
     datasets: list[str] = Field(default_factory=list)  # data sets on the hub that the source's card names
-
-    def as_json(self) -> str:
-        """Return the text of the file."""
-        return json.dumps(self.model_dump(by_alias=True), indent=1, allow_nan=False) + "\n"

@@ -28,6 +28,10 @@ class FilePart(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
+    def as_json(self) -> str:
+        """Return the text of the file."""
+        return json.dumps(self.model_dump(by_alias=True), indent=1, allow_nan=False) + "\n"
+
 
 class Unreadable(InvalidValue):
     """Reason why a text or a file is not read, in words that follow its name."""

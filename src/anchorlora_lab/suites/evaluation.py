@@ -6,7 +6,6 @@ task, are read as a list of one.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -181,10 +180,6 @@ class Evaluation(FilePart):
     base_model: ModelFacts
     adapter_sha256: str
     versions: dict[str, str]  # library -> version
-
-    def as_json(self) -> str:
-        """Return the text of the file."""
-        return json.dumps(self.model_dump(by_alias=True), indent=1, allow_nan=False) + "\n"
 
     @property
     def shots(self) -> str:
