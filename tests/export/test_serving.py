@@ -8,7 +8,7 @@ import torch
 
 from anchorlora.adapters import write_adapter
 from anchorlora.errors import InvalidValue
-from anchorlora.export.serving import accepted_rank, commands, serve_line
+from anchorlora.export.serving import accepted_rank, serve_line
 from anchorlora.geometry import Factors
 
 PATH = "model.layers.0.self_attn.q_proj"
@@ -56,14 +56,3 @@ def test_adapters_that_vllm_would_refuse_or_scale_wrongly_get_no_line(adapter, f
     config.write_text(json.dumps(json.loads(config.read_text()) | fields))
     with pytest.raises(InvalidValue, match=message):
         serve_line(adapter, "org/model", name="mine")
-
-
-def test_an_adapter_that_is_served_is_replaced_under_the_name_that_serves_it(adapter):
-    """vLLM's POST /v1/load_lora_adapter, with load_inplace: without it, a name that is loaded is refused."""
-    lines = commands(adapter, "org/model", merged=False)
-    (name,) = (part.partition("=")[0] for part in shlex.split(lines["serve with vLLM"]) if part.endswith(f"={adapter}"))
-    (line,) = (line for what, line in lines.items() if what.startswith("replace it in a running vLLM"))
-    program, address, *options = shlex.split(line)
-    assert (program, address) == ("curl", "localhost:8000/v1/load_lora_adapter")
-    body = json.loads(options[options.index("-d") + 1])
-    assert body == {"lora_name": name, "lora_path": str(adapter.resolve()), "load_inplace": True}

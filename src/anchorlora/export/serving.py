@@ -7,7 +7,6 @@ command is given for one.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from contextlib import suppress
@@ -71,12 +70,8 @@ def commands(to: Path, base_model: str | None, *, merged: bool) -> dict[str, str
     base = str(folder or base_model or "BASE_MODEL")
     name = re.sub(r"[^\w.-]", "-", to.resolve().name, flags=re.ASCII)
     option = "--base-model-id" if base_model and not folder and not is_path(base_model) else "--base"
-    request = shlex.quote(json.dumps({"lora_name": name, "lora_path": str(to.resolve()), "load_inplace": True}))
     return {
         "serve with vLLM": serve_line(to, base, name=name),
-        "replace it in a running vLLM, started with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True": (
-            f"curl localhost:8000/v1/load_lora_adapter -H 'Content-Type: application/json' -d {request}"
-        ),
         "convert for llama.cpp": f"python convert_lora_to_gguf.py {option} {shlex.quote(base)} {path}",
     }
 
