@@ -226,7 +226,7 @@ def test_every_damage_to_every_file_of_model_and_data(damage, name, place, figur
     figure("inputs", damages=1, named=1)
 
 
-NEW_FILES = {"data/MANIFEST.json": "it was not there; take it away", "model/chat_template.jinja": "it was added, or the anchorlora"}
+NEW_FILES = ("data/MANIFEST.json", "model/chat_template.jinja")  # one that was looked for, and one that was not counted
 
 
 @pytest.mark.parametrize("name", NEW_FILES)
@@ -239,7 +239,7 @@ def test_a_file_that_was_not_there_or_not_counted_is_named(name, place, tmp_path
         added.unlink()
     assert status == 2
     assert f"{added} is not what this run began with: " in said
-    assert NEW_FILES[name] in said
+    assert "provenance.json has no hash of it; take it away if it was added" in said
 
 
 def test_a_digit_that_flipped_in_the_configuration_is_found_where_it_is_the_request_too(place, tmp_path, monkeypatch):

@@ -117,7 +117,7 @@ class Provenance:
         for name, value in hashes.items():
             if name in known or (known and name.startswith(MODEL)):
                 what = f"{base_model.name}{name.removeprefix(MODEL)}" if name.startswith(MODEL) else name
-                self._refuse(what, known.get(name), value, counted=name in known)
+                self._refuse(what, known.get(name), value)
         if hashes != known:
             self._write(known | hashes)
 
@@ -133,17 +133,14 @@ class Provenance:
         except ValueError as error:
             raise InvalidValue(f"{error}; what this run began with is not known, so begin again with another --out") from None
 
-    def _refuse(self, path: Path | str, was: str | None, now: str | None, *, counted: bool = True) -> None:
+    def _refuse(self, path: Path | str, was: str | None, now: str | None) -> None:
         if was == now:
             return
         how, remedy, begins = f"its hash differs from that in {self.path}", "put it back", ""
         if now is None:
             how, begins = "it is missing", start_of(path)
-        elif not counted:
-            how = f"{self.path} has no hash of it: it was added, or the anchorlora that began the run did not count it"
-            remedy = "take it away if it was added"
         elif was is None:
-            how, remedy = "it was not there", "take it away"
+            how, remedy = f"{self.path} has no hash of it", "take it away if it was added"
         raise InvalidValue(f"{path} is not what this run began with: {how}; {remedy}, or begin again with another --out{begins}")
 
     def _write(self, hashes: Mapping[str, str | None]) -> None:
