@@ -69,10 +69,9 @@ class Collector:
         training: bool = True,
         processes: Processes = ALONE,
     ) -> None:
-        if spread and processes.count > 1:
-            raise InvalidValue("rows of several processes are the first ones: give FeatureStore(.., spread=False)")
-        if spread and passed_over:
-            raise InvalidValue("rows that are only counted are the first ones: give FeatureStore(.., spread=False)")
+        if spread and (processes.count > 1 or passed_over):
+            of_whom = "rows of several processes and rows that are only counted"
+            raise InvalidValue(f"{of_whom} are the first ones: give FeatureStore(.., spread=False)")
         self.stores, self.limit, self.held_out, self.spread, self.passed_over = stores, limit, held_out, spread, passed_over
         self.samples: dict[str, tuple[Sample, Sample]] = {}  # where rows are spread: for cores, and held out
         self.inside, self.training, self.processes = False, training, processes
