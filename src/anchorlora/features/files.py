@@ -13,7 +13,7 @@ from torch import Tensor
 from anchorlora.errors import InvalidType, InvalidValue
 from anchorlora.geometry import LayerCore, Subspace
 from anchorlora.store.files import new_file
-from anchorlora.store.json import Unreadable, checked, loads
+from anchorlora.store.json import read_json
 from anchorlora.store.tensors import opened_tensors, refuse_not_finite
 
 
@@ -101,7 +101,7 @@ def read_cores(path: Path | str) -> dict[str, Subspace]:
         header = file.metadata() or {}
     layers = header.get("layers", header.get("sites"))  # their name in files of record schema 1
     try:
-        stores = checked(loads(layers or ""), dict[str, str], where=str(path), remedy="make it again")
+        stores = read_json(layers or "", dict[str, str], where=str(path), remedy="make it again")
     except ValueError:
         raise InvalidValue(f"{path} is not a file of cores: its header names no layers") from None
     if lost := sorted(set(stores.values()) - set(tensors)):
@@ -122,11 +122,7 @@ def read_origin(path: Path) -> dict[str, Any]:
     """Read the description of the source from the header of a file of cores."""
     with opened_tensors(path) as file:
         text = (file.metadata() or {}).get("origin", "{}")
-    try:
-        origin = loads(text)
-    except Unreadable:
-        raise InvalidValue(f"{path} is not a file of cores as anchorlora writes them: its origin is not readable JSON") from None
-    return origin if isinstance(origin, dict) else {}
+    return read_json(text, dict[str, Any], where=f"{path}: its origin", remedy="make it again")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
