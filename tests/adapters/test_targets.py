@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
+from transformers import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 
 import models
@@ -26,7 +27,7 @@ from anchorlora.adapters import (
 )
 from anchorlora.errors import AnchorloraError
 from anchorlora.geometry import Factors
-from architectures.cases import ARCHITECTURES, OF_8, PLAIN, SEES, Architecture
+from architectures.cases import ARCHITECTURES, LLAMA, OF_8, PLAIN, ROUTED, SEES, Architecture
 from architectures.trials import protection
 
 OF = {each.model_type: each for each in ARCHITECTURES}
@@ -173,6 +174,38 @@ def test_a_router_that_is_linear_by_class_only_is_refused_and_no_part_of_all_lin
         target_layers(model, (router,))
     falcon = target_layers(OF["falcon"].model(), "all-linear")  # whose forward is its own, and linear
     assert {type(layer).__name__ for layer in falcon.values()} == {"FalconLinear"}
+
+
+FFN = {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32}
+OF_DBRX = {"d_model": 32, "n_heads": 4, "n_layers": 1, "max_seq_len": 64, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4}}
+ROUTERS = {  # of class nn.Linear, within what transformers calls the router or beside the experts
+    "jetmoe": ({**LLAMA, **ROUTED, "kv_channels": 8}, "mlp.router.layer", "self_attention.kv_proj"),
+    "dbrx": ({**OF_DBRX, "ffn_config": FFN}, "ffn.router.layer", "norm_attn_norm.attn.Wqkv"),
+    "hunyuan_v1_moe": ({**OF_8, "num_experts": 4, "moe_topk": 2}, "mlp.gate.wg", "self_attn.q_proj"),
+    "doge": ({**LLAMA, "is_moe": True, "num_experts": 16, "num_experts_per_tok": 2}, "mlp.router_gate", "mlp.gate_proj"),
+}
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_a_router_of_plain_linear_layers_is_no_part_of_all_linear_and_taken_where_somebody_names_it(kind):
+    if kind not in CONFIG_MAPPING:
+        pytest.skip("this transformers has no such model")
+    of_kind, router, other = ROUTERS[kind]
+    model = Architecture("", kind, (), of_kind).model()
+    path = next(name for name, module in model.named_modules() if name.endswith(router) and type(module) is nn.Linear)
+    layers = target_layers(model, "all-linear")
+    assert not any(name.endswith(router) for name in layers)
+    assert not any("router" in name for name in layers)
+    assert any(name.endswith(other) for name in layers)
+    assert list(target_layers(model, (path,))) == [path]
+
+
+def test_a_gate_without_experts_beside_it_is_a_layer_like_any_other():
+    model = models.llama()
+    mlp = model.model.layers[0].mlp
+    mlp.gate = mlp.gate_proj  # as some models of their own code call the gate of a GLU
+    del mlp.gate_proj
+    assert "model.layers.0.mlp.gate" in target_layers(model, "all-linear")
 
 
 MIXER = {"state_size": 8, "time_step_rank": 4}

@@ -25,6 +25,7 @@ from anchorlora.geometry import Factors
 from anchorlora.store.adapter_config import MERGE
 
 WEIGHT = re.compile(r"\bself\.(\w+)\.weight\b(?!\.(?:dtype|device|shape)\b)")
+ROUTER = re.compile(r"gate|\w*router\w*")  # what transformers calls them, beside their experts; a GLU has no experts
 NOT_COMPUTING = re.compile(r".*(?:\binit\.|\bisinstance\().*")  # lines that start a weight, or ask what it is
 
 Adaptable: TypeAlias = nn.Linear | Conv1D  # y = x W^T + b, and y = x W + b
@@ -35,8 +36,8 @@ def target_layers(base: nn.Module, targets: tuple[str, ...] | str) -> dict[str, 
     kind, head, reading_text = type(base).__name__, _output_layer(base), _modules_of_text(base)
     linear = {name: module for name, module in reading_text.items() if module is not head and _is_linear(module)}
     experts = _taken_for_experts(base, linear)
-    passed_by = _read_as_weights(base, linear)
-    adaptable = {name: module for name, module in linear.items() if name not in experts and name not in passed_by}
+    left_out = experts | _read_as_weights(base, linear) | {name for name in linear if _chooses_experts(base, name)}
+    adaptable = {name: module for name, module in linear.items() if name not in left_out}
     there = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in adaptable})) or "none"
     if targets == "all-linear":
         matched: dict[str, Any] = adaptable
@@ -83,6 +84,17 @@ def split_by_text(base: nn.Module, saved: Mapping[str, Factors], *, where: str) 
     if not reading:
         raise InvalidValue(f"{where} adapts no layer that reads text, as {next(iter(saved))}; {MERGE}")
     return reading, {name: f for name, f in saved.items() if name not in reading}
+
+
+def _chooses_experts(base: nn.Module, name: str) -> bool:
+    """True for a layer of a router: if that learned, old inputs would reach other experts, which no core of a layer can hold."""
+    parts = name.split(".")
+    return any(ROUTER.fullmatch(part) and _has_experts(base.get_submodule(".".join(parts[:i]))) for i, part in enumerate(parts))
+
+
+def _has_experts(module: nn.Module) -> bool:
+    words = [*vars(module), *module._modules, *(type(child).__name__ for child in module.children())]
+    return any("expert" in word.lower() for word in words)
 
 
 def _read_as_weights(base: nn.Module, names: Iterable[str]) -> set[str]:
