@@ -73,6 +73,42 @@ def test_layers_that_read_one_tensor_before_and_after_it_was_written_to_have_row
     assert all(torch.equal(store.last.core[name], seen[name]) for name in ("0", "1"))
 
 
+class Looped(nn.Module):
+    """A block that each forward calls four times, as looped models and shared blocks do."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.block = nn.Embedding(64, 8), nn.Linear(8, 8)
+
+    def forward(self, input_ids, **_):
+        x = self.embed(input_ids)
+        for _ in range(4):
+            x = x + self.block(x)
+        return x
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_a_layer_that_is_called_again_gives_rows_of_all_its_calls(spread):
+    torch.manual_seed(0)
+    model, seen = adapted(Looped(), ["block"]), []
+    lora_layers(model)["block"].register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()[0]))
+    batches = [{"input_ids": torch.arange(i, i + 6)[None]} for i in range(0, 54, 6)]
+    store = collected(model, *batches, limit=12, held_out=4, spread=spread)
+    for rows, of_each in ((store.last.core["block"], 3), (store.last.held_out["block"], 1)):
+        of_calls = [torch.cat(seen[call::4]) for call in range(4)]
+        assert [sum(bool((call == row).all(1).any()) for row in rows) for call in of_calls] == [of_each] * 4
+    if not spread:
+        again = FeatureStore(limit=12, held_out=4, spread=False)
+        with again.collect(model):
+            model(**batches[0])
+            begun = again.begun()
+        resumed = FeatureStore(limit=12, held_out=4, spread=False)
+        with resumed.collect(model, begun):
+            for batch in batches[1:]:
+                model(**batch)
+        assert torch.equal(resumed.last.core["block"], store.last.core["block"])
+
+
 def test_an_axis_of_one_is_no_axis():
     class Wide(models.Experts):
         def forward(self, input_ids, attention_mask=None, **_):

@@ -4,6 +4,8 @@ a layer reads                          its rows are
 (examples, tokens, d_in)               tokens of examples; those that the attention mask leaves out are skipped
 (examples x tokens, d_in)              the same: some layers read all examples in one row, as OPT's fc1 and shared experts do
 (n, d_in), the tokens of an expert     tokens of no known example: padding among them cannot be told, so none may be there
+
+A layer that a forward calls again, as a looped model does, has a quota for each call: the first alone would fill one.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -31,6 +34,7 @@ from anchorlora.processes import ALONE, Processes
 
 PER_EXAMPLE = 4  # held-out rows per example, spread over its tokens: the first tokens are the prompt that all examples share
 APART = 4  # of so many examples one is held out, where rows are spread over all of them
+AGAIN = "#"  # in the name of the rows of a layer's second call in a forward, third, ..
 EXPERT = re.compile(r"(^|\.)(?!shared)\w*experts?\.\d+(\.|$)")  # path of an expert, whatever the number of tokens that it reads
 
 
@@ -81,6 +85,7 @@ class Collector:
         self.core: dict[str, list[Tensor]] = {}
         self.held: dict[str, list[Tensor]] = {}
         self.readers: dict[tuple[int, float], tuple[Tensor, str]] = {}  # during one forward: input tensor as it is -> store
+        self.calls = Counter[str]()  # during one forward
         refuse_encoder(model)
         self.layers = reading_layers(model)
         if not self.layers:
@@ -117,9 +122,11 @@ class Collector:
         for name in self.layers:
             self.stores.setdefault(name, name)
         if self.spread:
-            core, held = ({s: pair[i].rows for s, pair in self.samples.items() if len(pair[i].rows)} for i in (0, 1))
-            return TaskRows(core, held)
-        return TaskRows({} if self.passed_over else join_rows(self.core), join_rows(self.held))
+            core, held = ({key: (pair[i].rows, pair[i].drawn) for key, pair in self.samples.items()} for i in (0, 1))
+        else:
+            kept = join_rows(self.core), join_rows(self.held)
+            core, held = ({key: (rows, torch.arange(len(rows))) for key, rows in part.items()} for part in kept)
+        return TaskRows({} if self.passed_over else _of_all_calls(core, self.limit), _of_all_calls(held, self.held_out))
 
     def for_core(self, rows: Tensor) -> Tensor:
         """Return rows as they are held for cores: (n, d_in), or (n, 0) where they are only counted."""
@@ -127,7 +134,7 @@ class Collector:
 
     def _enter(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         self.inside = model.training == self.training and not _RESTING.get()
-        self.mask, self.shape = self.chosen, None
+        self.mask, self.shape, self.calls = self.chosen, None, Counter()
 
     def _read(self, names: list[str], model: nn.Module, given: tuple, kwargs: dict) -> None:
         """Take mask and shape from the arguments of the model, or of what wraps it: the outermost that gives them."""
@@ -151,7 +158,7 @@ class Collector:
     def _close_if_full(self) -> None:
         if self.spread or len(self.stores) < len(self.layers):  # an expert may not have been chosen yet
             return
-        left = [places.get(s, 1) for s in set(self.stores.values()) for places in (self.room, self.wanted)]
+        left = [places.get(key, 1) for key in {*self.stores.values(), *self.room} for places in (self.room, self.wanted)]
         if max(left) <= 0:
             self.close()
 
@@ -196,39 +203,41 @@ class Collector:
             self.stores[layer] = known[1] if known else layer
             self.readers[read] = (inputs, self.stores[layer])  # a reference keeps the id unique
         if self.stores[layer] == layer:
-            (self._sample if self.spread else self._take)(layer, inputs.detach())
+            self.calls[layer] += 1
+            key = layer if self.calls[layer] == 1 else f"{layer}{AGAIN}{self.calls[layer]}"
+            (self._sample if self.spread else self._take)(layer, key, inputs.detach())
 
-    def _sample(self, store: str, inputs: Tensor) -> None:
-        core, held = self.samples.setdefault(store, (Sample(self.limit), Sample(self.held_out)))
+    def _sample(self, store: str, key: str, inputs: Tensor) -> None:
+        core, held = self.samples.setdefault(key, (Sample(self.limit), Sample(self.held_out)))
         for valid in self._examples(store, inputs):
             apart = self.held_out and (core.offers + held.offers) % APART == APART - 1
             (held if apart else core).offer(valid, store)
 
-    def _take(self, store: str, inputs: Tensor) -> None:
-        core, held = self.core.setdefault(store, []), self.held.setdefault(store, [])
-        self.room.setdefault(store, self.limit)
-        self.wanted.setdefault(store, self.held_out)
-        if self._full(store):
+    def _take(self, store: str, key: str, inputs: Tensor) -> None:
+        core, held = self.core.setdefault(key, []), self.held.setdefault(key, [])
+        self.room.setdefault(key, self.limit)
+        self.wanted.setdefault(key, self.held_out)
+        if self._full(key):
             return
         for valid in self._examples(store, inputs):
-            room, wanted = self.room[store], self.wanted[store]
+            room, wanted = self.room[key], self.wanted[key]
             spread = min(PER_EXAMPLE, wanted, len(valid))
             if self.processes.count > 1:  # those of a lower rank come first, so this may be taken otherwise, or not at all
                 rows = [_finite(_spread(valid, n), store) for n in range(1, min(PER_EXAMPLE, len(valid)) + 1)]
-                self.offered.setdefault(store, []).append(ExampleRows(self.for_core(_finite(valid[: max(room, 0)], store)), rows))
+                self.offered.setdefault(key, []).append(ExampleRows(self.for_core(_finite(valid[: max(room, 0)], store)), rows))
             elif room > 0:
                 core.append(self.for_core(_finite(valid[:room], store)))
             elif spread > 0:
                 held.append(_finite(_spread(valid, spread), store))
             if room > 0:
-                self.room[store] -= min(room, len(valid))
+                self.room[key] -= min(room, len(valid))
             else:
-                self.wanted[store] -= spread
-            if self._full(store):
+                self.wanted[key] -= spread
+            if self._full(key):
                 return
 
-    def _full(self, store: str) -> bool:
-        return self.room[store] <= 0 and self.wanted[store] <= 0
+    def _full(self, key: str) -> bool:
+        return self.room[key] <= 0 and self.wanted[key] <= 0
 
     def _examples(self, store: str, inputs: Tensor) -> Iterator[Tensor]:
         """Rows (n, d_in) of the valid tokens of each example; all that an expert reads, as one."""
@@ -338,6 +347,19 @@ def _finite(rows: Tensor, store: str) -> Tensor:
     if not bool(torch.isfinite(kept).all()):
         raise NotFinite(f"feature rows at {store} hold NaN or infinite values")
     return kept
+
+
+def _of_all_calls(parts: Mapping[str, tuple[Tensor, Tensor]], size: int) -> dict[str, Tensor]:
+    """Rows of each store: of a layer that was called several times, of the same tokens in all calls, the first ones in an order."""
+    by_store: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for key, part in parts.items():
+        if len(part[0]):
+            by_store.setdefault(key.partition(AGAIN)[0], []).append(part)
+    out = {}
+    for store, calls in by_store.items():
+        rows, order = map(torch.cat, zip(*calls, strict=True))
+        out[store] = rows if len(calls) == 1 else rows[order.argsort(stable=True)[:size]]
+    return out
 
 
 def join_rows(parts: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:

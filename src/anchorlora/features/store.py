@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from anchorlora.adapters.kinds import width_at
 from anchorlora.devices import evaluating, float64_device, in_float64
 from anchorlora.errors import InvalidValue, UnknownName
-from anchorlora.features.collector import Collector, TaskRows, join_rows, reading_layers
+from anchorlora.features.collector import AGAIN, Collector, TaskRows, join_rows, reading_layers
 from anchorlora.features.layout import current
 from anchorlora.geometry import KEPT, GrowingRows, LayerCore, Subspace
 from anchorlora.processes import ALONE, Processes
@@ -350,7 +350,7 @@ def _refuse_misfit(rows: Mapping[str, Tensor], model: nn.Module, *, counted: str
     """Raise where rows of an interrupted block are not of this model; those of the kind `counted` may have no columns."""
     layers = reading_layers(model)
     for name, taken in rows.items():
-        kind, _, path = name.partition("/")
+        kind, _, path = name.partition(AGAIN)[0].partition("/")
         width = width_at(layers[path]) if path in layers else None
         fits = taken.ndim == 2 and (taken.shape[1] == width or (kind == counted and taken.shape[1] == 0))
         if not fits or taken.dtype != torch.float32:
