@@ -101,6 +101,27 @@ def test_answers_to_one_prompt_and_copies_of_one_text_say_no_more_than_one_of_th
         assert several.loss.interval == pytest.approx(one.loss.interval)
 
 
+def asked(*prompts, row):
+    return [{"prompt_sha256": prompt, "text": "so", "row": row} for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    ("chats", "n"),
+    [
+        (lambda i, copy: asked(f"{i}", f"{i} second", row=f"{i} {copy}"), 10),  # another last answer
+        (lambda i, copy: asked(f"{i}", f"{i} second", f"{i} third {copy}", row=f"{i} {copy}"), 10),  # threads of one tree
+        (lambda i, copy: asked(*(f"{i} {turn}" for turn in range(copy + 2)), row=f"{i} {copy}"), 10),  # as a chat grows
+        (lambda i, copy: asked("hello", f"{i} {copy}", row=f"{i} {copy}"), 40),
+        (lambda i, copy: asked("hello", f"{i} {copy}", f"{i} {copy} third", row=f"{i} {copy}"), 40),
+        (lambda i, copy: asked(f"system, {i} {copy}", row=f"{i} {copy}"), 40),
+    ],
+)
+def test_chats_count_once_where_more_than_half_of_what_is_asked_is_the_same_and_a_greeting_is_no_half(chats, n):
+    rows = [row for i in range(10) for copy in range(4) for row in chats(i, copy)]
+    side = [score | row for score, row in zip(scores([1.0] * len(rows), [0.5] * len(rows)), rows, strict=True)]
+    assert Comparison.of(side, side).n == n
+
+
 @pytest.mark.parametrize("prompts", [1, 5])
 def test_answers_to_a_few_fixed_prompts_count_one_by_one(prompts):
     side = [row | {"prompt_sha256": f"prompt {i % prompts}", "text": "so"} for i, row in enumerate(scores([1.0] * 40, [0.5] * 40))]

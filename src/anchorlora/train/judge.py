@@ -129,12 +129,28 @@ class Comparison:
 
 
 def rows_of(scores: Sequence[Mapping[str, Any]]) -> list[Hashable]:
-    """Return what each example shares with those that say the same again: its chat, the prompt that it answers, or its text."""
-    prompts = ((row.get("prompt_sha256", i), "" if row.get("text") else row.get("gold")) for i, row in enumerate(scores))
-    rows = [row.get("row", prompt) for row, prompt in zip(scores, prompts, strict=True)]
-    if len({*rows}) < LEAST_PAIRS:  # a few fixed prompts are all that is asked, and their answers what is drawn
-        return [row.get("row", i) for i, row in enumerate(scores)]
-    return rows
+    """Return what each example shares with those that say the same again: its chat, the prompt that it answers, or its text.
+    Chats go together where more than half of what each is asked is the same; one beginning, such as a greeting, is not enough.
+    """
+    chats: dict[Hashable, list[Hashable]] = {}
+    numbers: list[Hashable] = [row.get("row", i) for i, row in enumerate(scores)]
+    for i, row in enumerate(scores):
+        prompt = row.get("prompt_sha256", i), "" if row.get("text") else row.get("gold")
+        chats.setdefault(numbers[i], []).append(prompt)
+    first: dict[Hashable, Hashable] = {}  # prompt -> the first of the chats that go together
+    group = {chat: chat for chat in chats}
+    for chat, prompts in chats.items():
+        for later in prompts[len(prompts) // 2 :]:  # which has all earlier ones in it
+            group[_root(chat, group)] = _root(first.setdefault(later, chat), group)
+    if sum(chat == root for chat, root in group.items()) < LEAST_PAIRS:  # a few fixed prompts are all that is asked
+        return numbers
+    return [_root(chat, group) for chat in numbers]
+
+
+def _root(chat: Hashable, group: Mapping[Hashable, Hashable]) -> Hashable:
+    while group[chat] != chat:
+        chat = group[chat]
+    return chat
 
 
 def by_row(values: Sequence[float], rows: Sequence[Hashable]) -> list[float]:
