@@ -25,9 +25,11 @@ from anchorlora.adapters import (
     target_layers,
     write_adapter,
 )
+from anchorlora.adapters.kinds import block_factors
+from anchorlora.adapters.targets import split_by_text
 from anchorlora.errors import AnchorloraError
 from anchorlora.geometry import Factors
-from architectures.cases import ARCHITECTURES, LLAMA, OF_8, PLAIN, ROUTED, SEES, Architecture
+from architectures.cases import ARCHITECTURES, LLAMA, OF_8, PLAIN, QV, ROUTED, SEES, Architecture
 from architectures.trials import protection
 
 OF = {each.model_type: each for each in ARCHITECTURES}
@@ -223,6 +225,30 @@ def test_all_linear_leaves_out_layers_whose_weight_the_model_reads_past_an_adapt
     logits(stack.model)
     assert called == set(layers)
     assert not any(name.endswith(passed_by) for name in layers)
+
+
+OF_MIXER = {"mamba_d_state": 8, "mamba_headdim": 8, "n_mamba_heads": 8, "mamba_ngroups": 1, "chunk_size": 8}
+OF_ZAMBA2 = {
+    "layers_block_type": ["mamba", "hybrid"] * 2,
+    "num_hidden_layers": 4,
+    "adapter_rank": 24,
+    "num_mem_blocks": 1,
+    "num_key_value_heads": 4,
+}
+ZAMBA2 = Architecture("Zamba 2", "zamba2", QV, {**LLAMA, **OF_MIXER, **OF_ZAMBA2, "use_shared_attention_adapter": True})
+
+
+def test_all_linear_of_a_block_that_stands_at_two_depths_is_what_text_reaches_at_each():
+    layers = target_layers(ZAMBA2.model(), "all-linear")
+    assert any("adapter_list.0" in name for name in layers)
+    assert any("adapter_list.1" in name for name in layers)
+    assert protection(ZAMBA2.model(), "all-linear") < 1e-6
+    model = AdapterStack(ZAMBA2.model(), targets="all-linear", rank=2, alpha=4).model
+    saved = {name: block_factors(layer, "default") for name, layer in lora_layers(model).items()}
+    passed = next(n for n, m in model.unload().named_modules() if "adapter_list" in n and type(m) is nn.Linear and n not in saved)
+    reading, unread = split_by_text(ZAMBA2.model(), saved | {passed: next(iter(saved.values()))}, where="it")
+    assert reading.keys() == saved.keys()
+    assert list(unread) == [passed]
 
 
 def test_what_peft_does_not_adapt_is_refused_in_one_line():

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -20,6 +22,7 @@ from peft import LoraConfig
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from anchorlora.devices import forked_generators
 from anchorlora.errors import InvalidType, InvalidValue, UnknownName
 from anchorlora.geometry import Factors
 from anchorlora.store.adapter_config import MERGE
@@ -71,10 +74,31 @@ def _modules_of_text(base: nn.Module) -> dict[str, nn.Module]:
     whole: Any = base
     config: Any = getattr(whole, "config", None)  # of a model that reads images or sound too, it has that of a part that reads text
     if not hasattr(config, "get_text_config") or config.get_text_config() is config:
-        return dict(base.named_modules())
-    text = whole.get_decoder()
-    prefix = next(name for name, module in base.named_modules() if module is text)
-    return dict(text.named_modules(prefix=prefix))
+        text, prefix = base, ""
+    else:
+        text = whole.get_decoder()
+        prefix = next(name for name, module in base.named_modules() if module is text)
+    modules = dict(text.named_modules(prefix=prefix))
+    passed = _never_run(base, modules)
+    return {name: module for name, module in modules.items() if name not in passed}
+
+
+def _never_run(base: Any, modules: Mapping[str, nn.Module]) -> set[str]:
+    """Layers of blocks that share their weights which no text reaches, as Zamba 2's adapters for other depths of a block."""
+    linear = {n: m for n, m in modules.items() if isinstance(m, nn.Linear) and m.weight.is_floating_point()}
+    users = Counter(id(module.weight) for module in linear.values())
+    waiting = {name for name, module in linear.items() if users[id(module.weight)] > 1}
+    if not waiting:
+        return set()
+    called = set[str]()
+    with ExitStack() as until_the_end, forked_generators(), torch.no_grad():
+        for name in waiting:
+            until_the_end.enter_context(linear[name].register_forward_pre_hook(lambda *_, name=name: called.add(name)))
+        try:
+            base(input_ids=torch.zeros(1, 2, dtype=torch.long, device=next(base.parameters()).device), use_cache=False)
+        except (RuntimeError, TypeError, ValueError):  # it needs other inputs too, or weights
+            return set()
+    return waiting - called
 
 
 def split_by_text(base: nn.Module, saved: Mapping[str, Factors], *, where: str) -> tuple[dict[str, Factors], dict[str, Factors]]:
