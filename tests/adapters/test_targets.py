@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,9 +27,11 @@ from anchorlora.adapters import (
     write_adapter,
 )
 from anchorlora.adapters.kinds import block_factors
-from anchorlora.adapters.targets import split_by_text
+from anchorlora.adapters.targets import names_of, split_by_text
 from anchorlora.errors import AnchorloraError
 from anchorlora.geometry import Factors
+from anchorlora.recipes import mini
+from anchorlora.train.stages import facts_of_run
 from architectures.cases import ARCHITECTURES, LLAMA, OF_8, PLAIN, QV, ROUTED, SEES, Architecture
 from architectures.trials import protection
 
@@ -249,6 +252,20 @@ def test_all_linear_of_a_block_that_stands_at_two_depths_is_what_text_reaches_at
     reading, unread = split_by_text(ZAMBA2.model(), saved | {passed: next(iter(saved.values()))}, where="it")
     assert reading.keys() == saved.keys()
     assert list(unread) == [passed]
+
+
+def test_names_of_layers_that_are_numbered_name_those_alone(tmp_path):
+    """As of Gemma 3n's `altup_projections.0` too: 0 alone is a layer of the decoder as well."""
+    model = ZAMBA2.model()
+    layers = target_layers(model, "all-linear")
+    with pytest.raises(LookupError, match="no module called query; its linear layers are: ") as unknown:
+        target_layers(model, ("query",))
+    offered = str(unknown.value).rpartition(": ")[2].split(", ")
+    assert set(target_layers(model, tuple(offered))) == set(layers)
+    request = SimpleNamespace(old_factors=layers, asked=mini().changed({"model": str(ZAMBA2.write(tmp_path / "model"))}))
+    teaching = SimpleNamespace(request=request, session=SimpleNamespace(loaded=SimpleNamespace(device=torch.device("cpu"))))
+    assert facts_of_run(teaching)["targets"] == offered
+    assert names_of(["0", "model.layers.0.mlp.down_proj", "h.1.mlp.down_proj"]) == ["0", "down_proj"]
 
 
 def test_what_peft_does_not_adapt_is_refused_in_one_line():

@@ -41,7 +41,7 @@ def target_layers(base: nn.Module, targets: tuple[str, ...] | str) -> dict[str, 
     experts = _taken_for_experts(base, linear)
     left_out = experts | _read_as_weights(base, linear) | {name for name in linear if _chooses_experts(base, name)}
     adaptable = {name: module for name, module in linear.items() if name not in left_out}
-    there = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in adaptable})) or "none"
+    there = ", ".join(names_of(adaptable)) or "none"
     if targets == "all-linear":
         matched: dict[str, Any] = adaptable
     else:  # an expression or a whole path says which part of a model it means; a name does not
@@ -201,6 +201,11 @@ def are_transposed(layers: Iterable[nn.Module]) -> bool:
     for each layer of a model that has both.
     """
     return all(isinstance(layer, Conv1D) for layer in layers)
+
+
+def names_of(paths: Iterable[str]) -> list[str]:
+    """Return the names of layers, each once: the ends of their paths from the last part that is no number, as `projections.0`."""
+    return sorted({re.sub(r"^.*?([^.]+(\.\d+)*)$", r"\1", path) for path in paths})
 
 
 def named(layer: str, names: Iterable[str]) -> bool:

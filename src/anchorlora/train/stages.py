@@ -33,6 +33,7 @@ from torch import Tensor
 from anchorlora import embedded
 from anchorlora.adapters import lora_layers
 from anchorlora.adapters.kinds import without_empty
+from anchorlora.adapters.targets import names_of
 from anchorlora.config import ALL_LINEAR, Recipe
 from anchorlora.constraints import AnswerSensitivity
 from anchorlora.constraints.sensitivity import INPUTS
@@ -322,7 +323,7 @@ def _cores(teaching: Teaching, adapted: Any, samples: Iterable[Sample], what: st
 def facts_of_run(teaching: Teaching) -> dict[str, Any]:
     """Return the modules to adapt (the old adapter's, those asked for, or all linear ones), and whether to checkpoint."""
     request = teaching.request
-    targets = sorted({layer.rsplit(".", 1)[-1] for layer in request.old_factors}) or request.targets or ALL_LINEAR
+    targets = names_of(request.old_factors) or request.targets or ALL_LINEAR
     recipe = request.asked.changed({"targets": targets})
     return {"targets": targets, "checkpointing": needs_checkpointing(recipe, teaching.session.loaded.device)}
 
