@@ -78,6 +78,14 @@ def test_the_studys_backbones_have_their_known_sizes(recipe, config, parameters,
     assert many == more == 4 * (2048 + 2 * 4096) * width
 
 
+@pytest.mark.parametrize("kind", ["mamba", "rwkv", "xlstm"])
+def test_models_without_attention_heads_have_sizes(kind, tmp_path):
+    config = {"model_type": kind, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2, "vocab_size": 64}
+    found = sizes(mini().changed({"model": folder(tmp_path / "m", config), "targets": "all-linear"}), tasks=2, cumulative=False)
+    assert found.parameters < found.memory["base_model"] < found.peak
+    assert found.layers >= 2
+
+
 def test_a_shared_adapter_stores_no_earlier_blocks(tmp_path):
     recipe = qwen3_8b().changed({"model": folder(tmp_path / "m", QWEN3_8B)})
     found = sizes(recipe, tasks=4, cumulative=False)

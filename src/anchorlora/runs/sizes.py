@@ -128,9 +128,10 @@ def _evaluation(config: PretrainedConfig, recipe: Recipe, shapes: Sequence[tuple
 
 def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
     """Widths of the residual stream, of all query heads, and of all key heads."""
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    keys = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return config.hidden_size, config.num_attention_heads * head, keys * head
+    heads = getattr(config, "num_attention_heads", None) or 1  # Mamba, RWKV and xLSTM have none
+    head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    keys = getattr(config, "num_key_value_heads", None) or heads
+    return config.hidden_size, heads * head, keys * head
 
 
 def _of_the_mlp(config: PretrainedConfig) -> int:
