@@ -86,10 +86,10 @@ def wrong_row(value, monkeypatch):
     """Only as it is kept: the loss is a number."""
     real = collector.Collector._take
 
-    def take(self, store, inputs):
+    def take(self, store, key, inputs):
         inputs = inputs.clone()
         inputs[0, -1, 5] = value
-        real(self, store, inputs)
+        real(self, store, key, inputs)
 
     monkeypatch.setattr(collector.Collector, "_take", take)
 

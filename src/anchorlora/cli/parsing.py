@@ -61,7 +61,7 @@ def recipe_named(name: str) -> tuple[Recipe, RunConfig | None]:
         return config.recipe, config
     if "extends" in content:
         if (base := str(content.pop("extends"))) not in RECIPES:
-            raise UnknownName(f"{path} extends {base!r:.80}, which is no recipe of the package; {nearest_names(base, RECIPES)}")
+            raise UnknownName(f"{path} extends {base!r}, which is no recipe of the package; {nearest_names(base, RECIPES)}")
         return RECIPES[base]().changed({"name": path.stem, **_flat(content)}, where=str(path)), None
     return Recipe.read(content, str(path)), None
 
