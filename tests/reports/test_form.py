@@ -6,6 +6,7 @@ import made
 import pytest
 
 import records
+from anchorlora.pages.html import templates
 from anchorlora.pages.record import triangle_table
 from anchorlora.pages.table import Column, Table
 from anchorlora.store.record import read_record
@@ -144,3 +145,11 @@ def test_every_latex_table_is_whole(tmp_path):
             bare = re.sub(r"\\[&%$#_{}]|\$\^\\dagger\$|\$\\Delta\$", "", line)
             assert not re.search(r"(?<!\\)[%$#_]", bare), line
             assert bare.count("{") == bare.count("}")
+
+
+def test_an_option_of_a_sentence_is_code_also_in_parentheses():
+    written = templates().filters["options"]
+    assert written("keep more (--self-texts N), or --margin POINTS") == (
+        "keep more (<code>--self-texts</code> N), or <code>--margin</code> POINTS"
+    )
+    assert written("a--b and <i>") == "a--b and &lt;i&gt;"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from anchorlora.text import visible
+
+OPTION = re.compile(r"(?<![^\s(])(--[a-z][a-z-]+)")
 
 
 def templates(*packages: str, html: bool = True) -> Environment:
     """Return the environment of our templates, and of other packages'; HTML escapes everything that comes from files."""
-    return Environment(
+    environment = Environment(
         loader=ChoiceLoader([PackageLoader(name) for name in ("anchorlora.pages", *packages)]),
         autoescape=html,
         undefined=StrictUndefined,
@@ -23,6 +26,13 @@ def templates(*packages: str, html: bool = True) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["options"] = _options
+    return environment
+
+
+def _options(text: str) -> Markup:
+    """A sentence in which no line ends within an option's name."""
+    return Markup(OPTION.sub(r"<code>\1</code>", str(escape(visible(text)))))
 
 
 def script_of(environment: Environment, name: str) -> tuple[Markup, str]:
