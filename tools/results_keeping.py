@@ -235,8 +235,9 @@ def price() -> str:
         "The method was chosen on topics and cards with seed 42, a start from 16 examples on all runs, "
         "four examples a step on these and on others, and the strength of the penalty with two other seeds.\n"
         f"{beside_plain('gemma3', 'On Gemma 3 270M, a base model')}\n"
-        f"{beside_plain('held-out', 'On skills for which nothing was chosen ({})')}\n"
-        f"{beside_plain('gemma3/held-out', 'On Gemma 3 270M, of the same ({})')}\n"
+        f"{beside_plain('held-out', 'On skills for which nothing was chosen ({})')} "
+        f"{beside_plain('gemma3/held-out', 'On Gemma ({})')} "
+        "There, sections of questions [cost the facts](docs/lab/frontier.md#skills-for-which-nothing-was-chosen).\n"
         f"{chain_in_words()}\n"
     )
 
@@ -269,7 +270,7 @@ def beside_plain(folder: str, where: str) -> str:
         f"{where.format(', '.join(SKILLS[skill] for skill in learned))}, the command learns {ends[0]:.0f} % "
         f"and plain LoRA {ends[1]:.0f} ({len(pairs)} runs; {moved(ours, plain, 'new')}); "
         f"old abilities move by {moved(ours, before, 'old')} and by {moved(plain, before, 'old')}."
-        f"{f' Left out, since plain LoRA hardly learns it: {hardly}.' if hardly else ''}"
+        f"{f' Plain LoRA hardly learns {hardly}: left out.' if hardly else ''}"
     )
 
 
