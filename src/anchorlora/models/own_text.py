@@ -147,7 +147,7 @@ def most_tokens(tokenizer: Any, *, chat: bool, room: int) -> int:
 
 
 def defects(rows: Sequence[Mapping[str, Any]], *, stops: Collection[int]) -> dict[str, int]:
-    """Return how many texts there are, and how many of them are repeated, unfinished, or one token again and again."""
+    """Return how many texts there are, and how many are repeated, unfinished, one token again and again, or answers to a message."""
     drawn = [tuple(row["completion_ids"]) for row in rows]
     whole = Counter((tuple(row["prompt_ids"]), ids) for row, ids in zip(rows, drawn, strict=True))
     return {
@@ -155,6 +155,7 @@ def defects(rows: Sequence[Mapping[str, Any]], *, stops: Collection[int]) -> dic
         "repeated": len(rows) - len(whole),
         "unfinished": sum(ids[-1] not in stops for ids in drawn),
         "degenerate": sum(len(ids) > 3 and Counter(ids).most_common(1)[0][1] > REPEATING * len(ids) for ids in drawn),
+        "answers": sum(len(row["prompt_ids"]) > 1 for row in rows),
     }
 
 
