@@ -147,7 +147,7 @@ def most_tokens(tokenizer: Any, *, chat: bool, room: int) -> int:
 
 
 def defects(rows: Sequence[Mapping[str, Any]], *, stops: Collection[int]) -> dict[str, int]:
-    """Return how many texts there are, and how many are repeated, unfinished, one token again and again, or answers to a message."""
+    """Return how many texts there are, and how many are repeated, unfinished, one token again and again, or answers."""
     drawn = [tuple(row["completion_ids"]) for row in rows]
     whole = Counter((tuple(row["prompt_ids"]), ids) for row, ids in zip(rows, drawn, strict=True))
     return {
