@@ -16,7 +16,7 @@ from anchorlora.data import Encoder, TextTask, examples_of, read_samples, token_
 from anchorlora.errors import InvalidValue
 from anchorlora.models import own_text as module
 from anchorlora.models.load import load_base_model
-from anchorlora.models.own_text import own_text
+from anchorlora.models.own_text import defects, own_text
 from anchorlora.train.kept import row_of
 from architectures.cases import ARCHITECTURES, EXPERTS, GRIFFIN, OF_8, RWKV, Architecture
 
@@ -190,6 +190,36 @@ def test_a_processor_that_multiplies_in_bfloat16_writes_what_the_model_in_bfloat
     assert own_text(other.model, other.tokenizer, count=20, seed=1, max_tokens=12) == texts
 
 
+def test_without_a_template_every_second_text_is_a_question_with_the_models_answer(loaded):
+    """Each question and each answer ends where its first line does, and is what is drawn after its beginning alone."""
+    model, tokenizer = loaded.model.eval(), loaded.tokenizer
+    for parameter in model.parameters():
+        parameter.data *= 3 if parameter.ndim > 1 else 1  # so that tokens depend on those before
+    lines = frozenset(i for i in range(len(tokenizer)) if "\n" in tokenizer.decode([i]))
+    stops, start = frozenset({tokenizer.eos_token_id}), [tokenizer.eos_token_id]
+    head, middle = (tokenizer(part, add_special_tokens=False).input_ids for part in ("Q:", "\nA:"))
+    expected = []
+    for seed in (7 * 1_000_003, 7 * 1_000_003 + 1):
+        for i, (first, second) in enumerate(zip(*module.numbers_of(seed, 40), strict=True)):
+            if i % 2 == 0:
+                expected.append((start, drawn_by_itself(model, start, first, stops=stops, longest=40)))
+                continue
+            question = drawn_by_itself(model, start + head, first, stops=stops | lines, longest=40)
+            prompt = [*start, *head, *(i for i in question if i not in stops | lines), *middle]
+            expected.append((prompt, drawn_by_itself(model, prompt, second, stops=stops | lines, longest=40)))
+            if not tokenizer.decode(question, skip_special_tokens=True).strip():
+                expected.pop()
+    expected = [row for row in expected if tokenizer.decode(row[1], skip_special_tokens=True).strip()]
+    rows = own_text(model, tokenizer, count=len(expected), seed=7, max_tokens=40)
+    assert [(row["prompt_ids"], row["completion_ids"]) for row in rows] == expected
+    asked = [row for row in rows if len(row["prompt_ids"]) > 1]
+    assert len(asked) > 8
+    assert all(re.fullmatch(r"Q:[^\n]+\nA:[^\n]+\n*", row["text"]) for row in asked)
+    assert any(row["completion_ids"][-1] in lines for row in asked), "no answer ended with its line"
+    begun = [ids for prompt, ids in expected if ids[-1] not in (stops | lines if len(prompt) > 1 else stops)]
+    assert defects(rows, stops=stops)["unfinished"] == len(begun)
+
+
 def test_own_texts_leave_room_for_the_template_and_its_end(loaded):
     loaded.tokenizer.chat_template = TEMPLATE
     rows = own_text(loaded.model, loaded.tokenizer, count=8, seed=1, max_tokens=256, room=64)
@@ -226,9 +256,10 @@ def test_tokens_come_from_the_whole_distribution_whatever_the_models_own_setting
     torch.manual_seed(0)
     seen, drawn = [], module.draw
 
-    def noted(*args, **how):
-        rows = drawn(*args, **how)
-        seen.extend(ids[0] for ids in rows)
+    def noted(model, state, *args, **how):
+        first = state.ids.shape[1] == 1  # of a text that nothing begins
+        rows = drawn(model, state, *args, **how)
+        seen.extend(ids[0] for ids in rows if first)
         return rows
 
     monkeypatch.setattr(module, "draw", noted)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchorlora.models.own_text import defects
 from anchorlora.pages.verdict import render
 from anchorlora.store.files import write_text
 from anchorlora.store.json import read_file
@@ -289,14 +288,6 @@ def whole(before, after, **changes):
     protection = Protection(method="m", definition="M()", rho=None, tolerance=None, chance=None, exact=False)
     how = {"adapter": "a", "rank": 4, "serve": "serve", "train_seconds": 1.0, "margin": Margin(), "protection": protection}
     return Verdict(name="new", model="base", **{"title": "new", **how, "skill": skill, "kept": [old], **changes})
-
-
-@pytest.mark.parametrize(("prompt", "asked"), [([1], False), ([1, 5, 2], True)])
-def test_texts_of_a_model_without_a_template_are_said_to_answer_nothing(prompt, asked):
-    rows = [{"prompt_ids": prompt, "completion_ids": [n, n + 1, 0]} for n in range(5, 9)]
-    found = whole(([1] * 40, [0.5] * 40), ([1] * 40, [0.5] * 40))
-    found = replace(found, kept=[replace(found.kept[0], own=defects(rows, stops={0}))])
-    assert any("none of these texts answers a question" in sentence for sentence in sentences(found)) is not asked
 
 
 @pytest.mark.parametrize("n", [3, 40, 100])

@@ -109,7 +109,9 @@ def draw(
 
 def _read_once(model: Any, beginning: Sequence[int], rows: int) -> Any:
     """Return the cache of a beginning that rows share; None where it cannot be repeated."""
-    cache = cache_in(model(input_ids=torch.tensor([list(beginning)], device=next(model.parameters()).device), use_cache=True))
+    ids = torch.tensor([list(beginning)], device=next(model.parameters()).device)
+    with without_empty(model):
+        cache = cache_in(model(input_ids=ids, use_cache=True))
     try:
         cache.batch_repeat_interleave(rows)
     except (AttributeError, NotImplementedError, TypeError):

@@ -1,7 +1,8 @@
 """Text that a model writes itself: what it knows, where no old data is left.
 
     with a chat template   the model writes the user's message after the template's beginning, then answers it, as Magpie does
-    without                the model writes from the beginning-of-sequence token
+    without                every second text is a question, a line after "Q:", with the model's answer, a line after "A:"; the
+                           others begin with the beginning-of-sequence token
 
 The loss on text that is drawn at temperature 1 is its entropy. Tokens are kept as they were drawn: text that is tokenized again may
 be other tokens. Every batch of 16 texts has its own numbers, so the tokens do not depend, up to rounding, on how many batches
@@ -34,6 +35,7 @@ TOGETHER = 8  # batches, at most, that are drawn at once
 FLOAT32 = 4  # bytes
 OWN_TOKENS = 40  # of each message
 LEAST_TOKENS = 16  # of a message; with less room nothing is said
+QUESTION, ANSWER = "Q:", "\nA:"  # what stands before a question and an answer without a template
 REPEATING = 0.5  # share of a text's tokens that are one token, from which on it is degenerate
 
 
@@ -53,11 +55,11 @@ def own_text(
     chat = bool(tokenizer.chat_template) if chat is None else chat
     before, after = frame(tokenizer, chat=chat, room=room)
     stops = stop_ids(tokenizer, ends_of(model))
-    free = max_tokens if room is None else room - len(before) - len(after) - (2 if chat else 1)
-    longest = min(max_tokens, free // 2 if chat else free)
+    free = max_tokens if room is None else room - len(before) - len(after) - 2
+    longest = min(max_tokens, max_tokens if room is None and not chat else free // 2)
     rows = _written(written)
     batch, batches = len(rows), 4 * (count // BATCH + 1)  # empty texts are drawn again
-    at_once = _batches_at_once(model, longest * (2 if chat else 1) + len(before) + len(after))
+    at_once = _batches_at_once(model, 2 * longest + len(before) + len(after))
     watch(min(count, sum(map(len, rows))))
     writer = writing(model) if batch < batches and sum(map(len, rows)) < count else model
     while batch < batches and (missing := count - sum(map(len, rows))) > 0:
@@ -81,11 +83,11 @@ def own_text(
 
 
 def frame(tokenizer: Any, *, chat: bool, room: int | None = None) -> tuple[list[int], list[int]]:
-    """Return the tokens before a text that is drawn, and, of a chat, those between the user's message and the answer."""
+    """Return the tokens before the user's message or a question, and those between it and the answer."""
     instead = "give a file of old text instead"
     if tokenizer.eos_token_id is None:
         raise InvalidValue(f"the tokenizer has no end-of-sequence token, with which a text ends; {instead}")
-    before, after = [int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)], list[int]()
+    before = _begin(tokenizer)
     if chat:
         text = render("a chat of the model's own", [{"role": "user", "content": ASKED}], tokenizer, asking=True)
         head, mark, tail = text.partition(ASKED)
@@ -98,10 +100,17 @@ def frame(tokenizer: Any, *, chat: bool, room: int | None = None) -> tuple[list[
                 f"the tokenizer's chat template ends the user's message with no token of its own, so one that the model draws "
                 f"would not end; {instead}"
             )
-    least = len(before) + len(after) + (2 * (LEAST_TOKENS + 1) if chat else LEAST_TOKENS + 1)
+    else:
+        asks, after = (list(tokenizer(part, add_special_tokens=False, verbose=False).input_ids) for part in (QUESTION, ANSWER))
+        before += asks
+    least = len(before) + len(after) + 2 * (LEAST_TOKENS + 1)
     if room is not None and room < least:
         raise InvalidValue(f"max_tokens is {room}, and a text of the model's own takes at least {least}; raise max_tokens")
     return before, after
+
+
+def _begin(tokenizer: Any) -> list[int]:
+    return [int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)]
 
 
 def refuse_too_large(settings: BaseModelSettings, *, tokens: int) -> None:
@@ -143,20 +152,25 @@ def _gib(size: float) -> str:
 def most_tokens(tokenizer: Any, *, chat: bool, room: int) -> int:
     """Return the most tokens of a text of the model's own, with what the template writes around it."""
     before, after = frame(tokenizer, chat=chat, room=room)
-    return min(room, len(before) + len(after) + (2 * OWN_TOKENS + 2 if chat else OWN_TOKENS + 1))
+    return min(room, len(before) + len(after) + 2 * OWN_TOKENS + 2)
 
 
 def defects(rows: Sequence[Mapping[str, Any]], *, stops: Collection[int]) -> dict[str, int]:
-    """Return how many texts there are, and how many are repeated, unfinished, one token again and again, or answers."""
+    """Return how many texts there are, and how many are repeated, unfinished, or one token again and again."""
     drawn = [tuple(row["completion_ids"]) for row in rows]
     whole = Counter((tuple(row["prompt_ids"]), ids) for row, ids in zip(rows, drawn, strict=True))
     return {
         "texts": len(rows),
         "repeated": len(rows) - len(whole),
-        "unfinished": sum(ids[-1] not in stops for ids in drawn),
+        "unfinished": sum(not _is_whole(row, stops) for row in rows),
         "degenerate": sum(len(ids) > 3 and Counter(ids).most_common(1)[0][1] > REPEATING * len(ids) for ids in drawn),
-        "answers": sum(len(row["prompt_ids"]) > 1 for row in rows),
     }
+
+
+def _is_whole(row: Mapping[str, Any], stops: Collection[int]) -> bool:
+    """Tell whether a text ends by itself; the answer to a question, with its line."""
+    line = len(row["prompt_ids"]) > 1 and row.get("text", "").endswith("\n")
+    return line or row["completion_ids"][-1] in stops
 
 
 def _batches_at_once(model: Any, tokens: int) -> int:
@@ -197,34 +211,45 @@ def _write_batches(
     longest: int,
 ) -> list[list[dict[str, Any]]]:
     """The texts of each batch that are not empty."""
+    first, second = torch.cat(list(numbers), 1)
+    asked = [row for row in range(len(first)) if chat or (after and row % 2)]
+    plain = sorted({*range(len(first))} - {*asked})
+    begin = _begin(tokenizer)
+    made: dict[int, dict[str, Any]] = {}
 
     def text_of(ids: Sequence[int]) -> str:
         return str(tokenizer.decode([i for i in ids if i not in stops], skip_special_tokens=True))
 
-    ending = stops | ({after[0]} if chat else set())
-    first, second = torch.cat(list(numbers), 1)
-    state = DecodingState.of(model, tokenizer, [before] * len(first))
-    if chat and state.goes_on:
-        drawn = draw(model, state, first, stops=ending, longest=longest, leave=0.0)
+    def first_line(ids: list[int], ends: Collection[int], *, with_end: bool = False) -> list[int]:
+        """What comes before one of the ends or, without a template, a line's end."""
+        last = (i for i, token in enumerate(ids) if token in ends or (not chat and "\n" in tokenizer.decode([token])))
+        return ids[: next(last, len(ids)) + with_end]
+
+    drawn = _draw_after(model, tokenizer, [begin] * len(plain), first[plain], stops=stops, longest=longest)
+    for row, ids in zip(plain, drawn, strict=True):
+        if text_of(ids).strip():
+            made[row] = {"text": text_of(ids), "prompt_ids": begin, "completion_ids": ids}
+
+    ending, state = stops | {*after[: int(chat)]}, DecodingState.of(model, tokenizer, [before] * len(asked))
+    if state.goes_on:
+        drawn = draw(model, state, first[asked], stops=ending, longest=longest, leave=0.0)
     else:
-        drawn = _draw_after(model, tokenizer, [before] * len(first), first, stops=ending, longest=longest)
-    there = [row for row, ids in enumerate(drawn) if text_of(ids).strip()]
-    written: list[list[dict[str, Any]]] = [[] for _ in numbers]
-    if not chat:
-        for row in there:
-            written[row // BATCH].append({"text": text_of(drawn[row]), "prompt_ids": before, "completion_ids": drawn[row]})
-        return written
-    users = [drawn[row][:-1] if drawn[row][-1] in ending else drawn[row] for row in there]
-    prompts = [[*before, *ids, *after] for ids in users]
-    lengths = [len(before) + len(ids) for ids in users]
+        drawn = _draw_after(model, tokenizer, [before] * len(asked), first[asked], stops=ending, longest=longest)
+    users = [first_line(ids, ending) for ids in drawn]
+    there = [i for i, ids in enumerate(users) if text_of(ids).strip()]
+    rows, prompts = [asked[i] for i in there], [[*before, *users[i], *after] for i in there]
     if state.goes_on and there:
-        answers = draw(model, state.then(there, lengths, after), second[there], stops=stops, longest=longest)
+        lengths = [len(before) + len(users[i]) for i in there]
+        answers = draw(model, state.then(there, lengths, after), second[rows], stops=stops, longest=longest)
     else:
-        answers = _draw_after(model, tokenizer, prompts, second[there], stops=stops, longest=longest)
-    for row, user, prompt, answer in zip(there, users, prompts, answers, strict=True):
-        chats = [{"role": "user", "content": text_of(user)}, {"role": "assistant", "content": text_of(answer)}]
-        written[row // BATCH].append({"messages": chats, "prompt_ids": prompt, "completion_ids": answer})
-    return written
+        answers = _draw_after(model, tokenizer, prompts, second[rows], stops=stops, longest=longest)
+    for i, row, prompt, ids in zip(there, rows, prompts, answers, strict=True):
+        if chat:
+            chats = [{"role": "user", "content": text_of(users[i])}, {"role": "assistant", "content": text_of(ids)}]
+            made[row] = {"messages": chats, "prompt_ids": prompt, "completion_ids": ids}
+        elif text_of(answer := first_line(ids, stops, with_end=True)).strip():
+            made[row] = {"text": text_of(prompt[len(begin) :] + answer), "prompt_ids": prompt, "completion_ids": answer}
+    return [[made[row] for row in sorted(made) if row // BATCH == batch] for batch in range(len(numbers))]
 
 
 def _draw_after(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], numbers: Tensor, **how: Any) -> list[list[int]]:

@@ -190,7 +190,7 @@ def _kept_parts(request: SkillRequest, encoder: Encoder, parts: Sequence[Kept]) 
         if kept.source == SELF:
             chat = bool(encoder.tokenizer.chat_template)
             user, answer = (OWN_TOKENS * share for share in WRITTEN)
-            yield Part(SELF, max(1, request.own // OWN_SHARE), user, answer * chat, user * chat + answer, known=True)
+            yield Part(SELF, max(1, request.own // OWN_SHARE), user, answer * chat, user + answer, known=True)
         elif kept.probes:
             examples = encoder.encode(TextTask(kept.name), examples_of(read_samples(kept.probes)))
             answered = any(e.example.is_answer for e in examples)
@@ -199,11 +199,10 @@ def _kept_parts(request: SkillRequest, encoder: Encoder, parts: Sequence[Kept]) 
 
 
 def _own_text(session: Session, request: SkillRequest, rates: Rates) -> Phase:
-    messages = WRITTEN if session.tokenizer.chat_template and request.base_model.chat_template is None else WRITTEN[1:]
     whole, rest = divmod(request.own, BATCH * TOGETHER)
     groups = [BATCH * TOGETHER] * whole + ([-(-rest // BATCH) * BATCH] if rest else [])
-    seconds = sum(seconds_of_steps(rates.writing, rows, OWN_TOKENS, share) for rows in groups for share in messages)
-    return Phase("writing texts of its own", f"{request.own:,} texts of at most {len(messages) * OWN_TOKENS} tokens", seconds)
+    seconds = sum(seconds_of_steps(rates.writing, rows, OWN_TOKENS, share) for rows in groups for share in WRITTEN)
+    return Phase("writing texts of its own", f"{request.own:,} texts of at most {2 * OWN_TOKENS} tokens", seconds)
 
 
 def _test_phase(what: str, part: Part, rates: Rates, most: float, batch: int) -> Phase:

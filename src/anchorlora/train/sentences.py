@@ -52,11 +52,6 @@ def sentences(verdict: Verdict) -> list[str]:
                 f"{amount(own['unfinished'], 'is a beginning', 'are beginnings')}, since no message is "
                 f"longer than {OWN_TOKENS} tokens"
             )
-        if own and own.get("answers") == 0:
-            lines.append(
-                f"{kept.title}: the model has no chat template, so none of these texts answers a question; keep some questions "
-                "with their answers too (--keep FILE), if it can answer any"
-            )
     for rows in verdict.rows:
         lines += _describe_rows(rows)
     return lines
