@@ -230,7 +230,10 @@ def _write_batches(
         if text_of(ids).strip():
             made[row] = {"text": text_of(ids), "prompt_ids": begin, "completion_ids": ids}
 
-    ending, state = stops | {*after[: int(chat)]}, DecodingState.of(model, tokenizer, [before] * len(asked))
+    lines = [] if chat else tokenizer(["\n", "\n\n"], add_special_tokens=False, verbose=False).input_ids
+    ends = stops.union(ids[-1] for ids in lines if ids)  # other tokens that end a line need not end the drawing
+    ending = ends | {after[0]} if chat else ends
+    state = DecodingState.of(model, tokenizer, [before] * len(asked))
     if state.goes_on:
         drawn = draw(model, state, first[asked], stops=ending, longest=longest, leave=0.0)
     else:
@@ -240,9 +243,9 @@ def _write_batches(
     rows, prompts = [asked[i] for i in there], [[*before, *users[i], *after] for i in there]
     if state.goes_on and there:
         lengths = [len(before) + len(users[i]) for i in there]
-        answers = draw(model, state.then(there, lengths, after), second[rows], stops=stops, longest=longest)
+        answers = draw(model, state.then(there, lengths, after), second[rows], stops=ends, longest=longest)
     else:
-        answers = _draw_after(model, tokenizer, prompts, second[rows], stops=stops, longest=longest)
+        answers = _draw_after(model, tokenizer, prompts, second[rows], stops=ends, longest=longest)
     for i, row, prompt, ids in zip(there, rows, prompts, answers, strict=True):
         if chat:
             chats = [{"role": "user", "content": text_of(users[i])}, {"role": "assistant", "content": text_of(ids)}]
