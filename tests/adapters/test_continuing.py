@@ -9,6 +9,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 import models
 from anchorlora import AdapterStack, Freeze, ProjectDisplacement, Retract, Subspace, measure, protect
 from anchorlora.adapters import attach, detach, read_adapter
+from anchorlora.adapters.whole import WholeWeights, put_whole
 from anchorlora.geometry import Product
 from anchorlora.measurement.adapters import layers
 
@@ -114,6 +115,7 @@ WHOLE = {
     "a norm and an embedding": {"modules_to_save": ["model.norm", "embed_tokens"]},
     "new rows": {"trainable_token_indices": {"embed_tokens": [60, 61]}},
     "new rows in a list": {"trainable_token_indices": [3]},
+    "rows of the head": {"trainable_token_indices": {"lm_head": [60]}},
 }
 
 
@@ -147,6 +149,18 @@ def test_whole_weights_that_come_with_an_adapter_are_put_on_kept_and_saved_again
     assert close(logits(blocks.model), logits(PeftModel.from_pretrained(bare(), str(tmp_path / "both"))))
     with pytest.raises(ValueError, match="a whole weight beside the factors .* give a dict"):
         read_adapter(tmp_path / "both")
+
+
+def test_a_tied_head_and_its_table_take_their_own_rows_alone():
+    model, tokens = models.qwen3(tie_word_embeddings=True), {"embed_tokens": [3], "lm_head": [5]}
+    start, row = model.lm_head.weight.detach().clone(), torch.ones(1, model.config.hidden_size)
+    paths = {"embed_tokens": "model.embed_tokens", "lm_head": "lm_head"}
+    rows = {f"{paths[name]}.token_adapter.trainable_tokens_delta": (1 + i) * row for i, name in enumerate(tokens)}
+    put_whole(model, WholeWeights(rows, {"trainable_token_indices": tokens}), where="adapter")
+    for i, name in enumerate(tokens):
+        expected = start.clone()
+        expected[tokens[name]] = (1 + i) * row
+        assert torch.equal(model.get_submodule(paths[name]).weight, expected)
 
 
 def test_the_seed_decides_where_the_new_block_starts(tmp_path):

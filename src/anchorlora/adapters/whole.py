@@ -64,9 +64,10 @@ def comes_with(path: str | None, config: Mapping[str, Any]) -> bool:
 
 
 def put_whole(base: nn.Module, whole: WholeWeights, *, where: str) -> None:
-    """Put whole weights on a base model, frozen; a head that is tied to an embedding gets the same rows."""
+    """Put whole weights on a base model, frozen; a head that is tied to an embedding gets the same rows, unless it has its own."""
     modules = dict(base.named_modules())
     weights: dict[str, dict[str, Tensor]] = {}
+    own = whole.modules
     for name, tensor in whole.tensors.items():
         path, parameter = module_of(name), "weight" if name.endswith(ROWS) else name.rpartition(".")[2]
         ours = getattr(modules.get(path), parameter, None)
@@ -79,7 +80,8 @@ def put_whole(base: nn.Module, whole: WholeWeights, *, where: str) -> None:
             rows = ours.detach().clone()
             rows[tokens] = tensor.to(rows)
             tied = [other for other, module in modules.items() if getattr(module, parameter, None) is ours]
-            weights |= {other: {parameter: rows} for other in tied}
+            follow = tied if isinstance(modules[path], nn.Embedding) else []  # rows of a tied head are its own, and leave the table
+            weights |= {other: {parameter: rows} for other in follow if other not in own} | {path: {parameter: rows}}
         elif tensor.shape != ours.shape:
             raise InvalidValue(f"{where} holds {name} as {[*tensor.shape]}, but it is {[*ours.shape]} in the model")
         else:
