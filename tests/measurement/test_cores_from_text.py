@@ -19,9 +19,11 @@ from anchorlora.config import base_model_of
 from anchorlora.data import read_samples, token_ids
 from anchorlora.features import FeatureStore, read_cores
 from anchorlora.measurement import cores_from_data
+from anchorlora.measurement.checkpoints import audit
 from anchorlora.models import cores_from_text
 from anchorlora.models.cores_from_text import CoreRule, spread_positions
 from anchorlora.models.load import load_base_model
+from audited import edit_config, edit_weights
 
 EPS32 = torch.finfo(torch.float32).eps
 ROWS = [{"text": f"the old fruit number {i} is a pear, {'very ' * (i % 5)}green and new {i * i}"} for i in range(40)]
@@ -250,8 +252,6 @@ def test_examples_are_cut_at_what_the_model_can_read(tmp_path, small_model):
 
 
 def test_an_audit_of_text_is_an_audit_of_the_cores_of_that_text(small_model, old, tmp_path):
-    from anchorlora.measurement.checkpoints import audit
-
     text = tmp_path / "old.jsonl"
     text.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     cores_from_data(small_model, old, text, out=tmp_path / "cores.safetensors")
@@ -262,3 +262,25 @@ def test_an_audit_of_text_is_an_audit_of_the_cores_of_that_text(small_model, old
     assert by_text["layers"].keys() == by_cores["layers"].keys()
     for layer, reading in by_text["layers"].items():  # the file rounds cores to float32
         assert reading["rho"] == pytest.approx(by_cores["layers"][layer]["rho"], rel=1e-5)
+
+
+def test_text_is_read_with_what_before_is_and_never_with_after(small_model, old, tmp_path):
+    """The bare model has no adapter; of two adapters that are both active, one alone is another model."""
+    text = tmp_path / "old.jsonl"
+    text.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    after = shutil.copytree(old, tmp_path / "after")
+    edit_config(after, init_lora_weights=True)
+    edit_weights(after, lambda tensors: {name: 5 * tensor for name, tensor in tensors.items()})
+    cores_from_data(small_model, data=text, targets=("q_proj", "v_proj"), out=tmp_path / "bare.safetensors")
+    cores_from_data(small_model, after, text, out=tmp_path / "after.safetensors")
+    bare, later = (audit(small_model, after, cores=tmp_path / f"{name}.safetensors") for name in ("bare", "after"))
+    rho = audit(small_model, after, data=text).audited.overall.right.rho
+    assert rho == pytest.approx(bare.audited.overall.right.rho, rel=1e-5)
+    assert rho != pytest.approx(later.audited.overall.right.rho, rel=1e-3)
+    for folder in (tmp_path / "two", tmp_path / "both"):
+        for name in ("", "second"):
+            shutil.copytree(old, folder / name)
+    with pytest.raises(ValueError, match="two holds 2 adapters .default, second.; give one of them"):
+        audit(tmp_path / "two", tmp_path / "both", data=text, model=str(small_model))
+    with pytest.raises(ValueError, match="two holds 2 adapters"):
+        cores_from_data(small_model, tmp_path / "two", text)

@@ -74,9 +74,8 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
             f"factors are stored in {type_name(stored)}: rounding alone explains ratios below the numerical tolerance; training "
             "under protection refuses such an adapter (load it with autocast_adapter_dtype=True)"
         )
-    folder = next(iter((then or now).values()))
     changed = {layer for layer, layer_blocks in blocks.items() if any(block.moved for block in layer_blocks)}
-    find, protected = _directions(ask, set(blocks), earlier, folder, cores, changed=changed)
+    find, protected = _directions(ask, set(blocks), earlier, (start, end), cores, changed=changed)
     known = end.cores_before
     if known is not None and ask == AuditRequest(model=ask.model):
         notes.append(f"{after} has cores of what came before: --cores {known} measures on these")
@@ -155,18 +154,22 @@ def _directions(
     ask: AuditRequest,
     layers: set[str],
     earlier: Mapping[str, list[Factors]],
-    folder: Path,
+    checkpoints: tuple[Artifact, Artifact],
     cores: Mapping[str, Subspace] | None,
     *,
     changed: set[str],
 ) -> tuple[Find, str]:
+    start, end = checkpoints
+    bare = not start.adapters  # the base model, which had no adapter yet
+    folder = next(iter((end if bare else start).adapters.values()))
     if ask.data is not None:
         from anchorlora.models.cores_from_text import cores_from_data  # models and tokenizers, which no other audit needs
 
         name = ask.model or read_config(folder).get("base_model_name_or_path")
         if not name:
             raise InvalidValue(f"--data needs the base model, and {folder} names none; give it with --model")
-        made = cores_from_data(str(name), folder, ask.data).cores
+        before = {"targets": tuple(sorted(changed or layers))} if bare else {"adapter": start.adapter}
+        made = cores_from_data(str(name), data=ask.data, **before).cores
         return by_layer(made, changed | layers & set(made), str(ask.data)), f"cores made of {ask.data}"
     if cores is not None:
         return by_layer(cores, changed | layers & set(cores), str(ask.cores)), f"the cores of {ask.cores}"

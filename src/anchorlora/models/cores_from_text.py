@@ -161,8 +161,7 @@ def cores_from_data(
         refuse_existing(Path(out))
     folder = None
     if adapter is not None:
-        artifact = artifact_in(Path(adapter))
-        folder = artifact.adapters.get("default") or artifact.adapter
+        folder = artifact_in(Path(adapter)).adapter
         read_adapter(folder, beside={})
     if (data is None) is (own is None):
         raise InvalidValue("cores are made from text or from what the model writes itself: give one of them")
