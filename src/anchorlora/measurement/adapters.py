@@ -7,6 +7,7 @@ that started with B = 0.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -212,6 +213,8 @@ def compare(before: Path, after: Path, *, cores: Path) -> Drift:
     earlier, old = {layer: f.unborn() for layer, f in later.items()}, NO_WHOLE
     if then.kind != "model":
         earlier, old = read_with_whole(then.adapter)
+        for note in _one_base([then.adapter, now.adapter]):
+            warnings.warn(note, stacklevel=2)
     known = read_cores(cores)
     beside = [WeightLayer(name, Weight(W), Weight(W0), core=known.pop(name)) for name, W0, W in linear_pairs(old, new, known)]
     drift = measure(Anchor((*layers(earlier, later, known), *beside)))
