@@ -159,6 +159,50 @@ def test_checkpoints_of_a_trainer_inside_the_folder_are_no_further_adapters(tmp_
     assert rho(audit(before, after, cores=cores)) == rho(alone)
 
 
+def test_an_adapter_under_another_prefix_than_the_base_model_is_audited_on_its_weights(tmp_path):
+    """As of a text model within one that sees images, by the names of another version of transformers."""
+    before, after = saved_by_peft(tmp_path)
+    named = audit(before, after, weights=4)
+    base = tmp_path / "base/model.safetensors"
+    save_file({f"language_model.{name}": tensor for name, tensor in load_file(base).items()}, base)
+    for folder in (before, after):
+        edit_weights(folder, lambda t: {n.replace("model.layers", "model.language_model.layers"): x for n, x in t.items()})
+    found = audit(before, after, weights=4)
+    assert rho(found) == rho(named)
+    assert all(layer.startswith("model.language_model.layers.") for layer in found.audited.layers)
+
+
+def test_of_a_base_with_both_orders_of_axes_each_weight_is_read_in_its_own(tmp_path):
+    """GPT-2 with a head in the adapter, for which PEFT says fan_in_fan_out false."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"h.0.attn.c_proj": (8, 8), "h.0.mlp.c_fc": (8, 20), "lm_head": (30, 8)}  # the first two (d_in, d_out)
+    base = {f"{name}.weight": torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    base |= {f"{name}.bias": torch.zeros(shape[1]) for name, shape in shapes.items() if name != "lm_head"}
+    write_weights(tmp_path / "base", base)
+    pairs = []
+    for name, (rows, columns) in shapes.items():
+        d_out, d_in = (rows, columns) if name == "lm_head" else (columns, rows)
+        W = base[f"{name}.weight"] if name == "lm_head" else base[f"{name}.weight"].T
+        pairs.append((name, W.double(), [Factors(torch.randn(2, d_in), torch.randn(d_out, 2), 2.0) for _ in "01"]))
+    for i, state in enumerate(("before", "after")):
+        write_adapter(tmp_path / state, {name: factors[i] for name, _, factors in pairs}, base=str(tmp_path / "base"))
+    changes = [(_product(one) - _product(zero), torch.linalg.svd(W)[2][:3].T) for _, W, (zero, one) in pairs]
+    expected = float(oracle.drift(changes)["rho"])
+    assert rho(audit(tmp_path / "before", tmp_path / "after", weights=3)) == pytest.approx(expected, rel=1e-6)
+
+
+def _product(f):
+    return f.scale * f.B.double() @ f.A.double()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_a_quantized_base_has_no_singular_directions(dtype, tmp_path):
+    before, after = saved_by_peft(tmp_path)
+    base = tmp_path / "base/model.safetensors"
+    save_file({name: (100 * t).to(dtype) if "proj" in name else t for name, t in load_file(base).items()}, base)
+    refused("q_proj is stored in .*8.*: without its scales, .* give the model in full precision", before, after, weights=4)
+
+
 def test_an_adapter_against_its_bare_model_is_a_zero_output_block(tmp_path):
     _, after = saved_by_peft(tmp_path)
     found = audit(tmp_path / "base", after, weights=4)
@@ -305,6 +349,11 @@ def test_a_head_that_one_checkpoint_stores_is_the_table_of_embeddings_in_the_oth
     W0 = one.get("lm_head.weight", table).double()
     step = (own["lm_head.weight"].double() - table) * (1 if whole == "after" else -1)
     assert rho(found) == pytest.approx(float(oracle.drift([(step, torch.linalg.svd(W0)[2][:3].T)])["rho"]), rel=1e-5)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        own[name] = torch.cat([own[name], torch.ones(3, own[name].shape[1])])
+    wider = write_weights(tmp_path / "c", own)
+    found = audit(*(wider, tmp_path / "b") if whole == "before" else (tmp_path / "a", wider), weights=3)
+    assert set(found.beside) == {"model.embed_tokens.weight", "lm_head.weight"}
 
 
 def test_full_weights_preserved_by_projection_are_found_preserved_without_options(tmp_path):

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel
@@ -24,6 +24,7 @@ from anchorlora.store.tensors import opened_tensors, write_tensors
 
 PEFTS = "base_model.model."  # what PEFT puts before the path of a layer
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # of torch.compile, FSDP and checkpointing
+Saved = TypeVar("Saved")
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -160,7 +161,7 @@ def layer_path(key: str) -> str | None:
     return path if PEFTS in key.removesuffix(path) else None
 
 
-def fitted(saved: Mapping[str, Factors], modules: Collection[str], *, where: str) -> Mapping[str, Factors]:
+def fitted(saved: Mapping[str, Saved], modules: Collection[str], *, where: str) -> Mapping[str, Saved]:
     """Return saved factors under the layer paths of a model, whose prefix may be another than the adapter's. A text model that was
     trained inside a larger one has other paths there (`model.language_model.layers` for `model.layers`).
     """

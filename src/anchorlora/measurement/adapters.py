@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.adapters import AdaptedLayer, Anchor
-from anchorlora.adapters.files import read_with_whole
+from anchorlora.adapters.files import fitted, read_with_whole
 from anchorlora.adapters.weights import Weight, WeightLayer
 from anchorlora.adapters.whole import NO_WHOLE, WholeWeights, module_of
 from anchorlora.devices import type_name
@@ -177,11 +177,10 @@ def _directions(
     if ask.weights is not None:
         refuse_replicated(folder)
         base = _base_weights(ask.model or read_config(folder).get("base_model_name_or_path"))
-        wanted, transposed = WeightDirections(ask.weights), bool(read_config(folder).get("fan_in_fan_out"))
+        wanted, names = WeightDirections(ask.weights), _names_in(base, layers)
 
         def singular(layer: str) -> Protected:
-            weight = base.weight_of(layer)
-            return wanted.of(layer, weight.T if transposed else weight)
+            return wanted.of(layer, base.weight_of(names[layer]))
 
         return singular, f"the {ask.weights} leading singular directions of each weight in {base.place}"
     rows = {layer: [f.A for f in layer_factors if bool(f.B.any())] for layer, layer_factors in earlier.items()}
@@ -201,6 +200,15 @@ def _base_weights(name: Any) -> Weights:
             f"--weights needs the base model's folder, and {without_secrets(str(name))!r} is not here; give it with --model"
         )
     return open_weights(folder)
+
+
+def _names_in(base: Weights, layers: Collection[str]) -> dict[str, str]:
+    """Layers of an adapter with their names in a model's files, whose prefix may be another; their own where none fits."""
+    modules = [name.removesuffix(".weight") for name in base.files]
+    try:
+        return {layer: name for name, layer in fitted({layer: layer for layer in layers}, modules, where=str(base.place)).items()}
+    except InvalidValue:  # the weights say what they lack
+        return {layer: layer for layer in layers}
 
 
 def compare(before: Path, after: Path, *, cores: Path) -> Drift:

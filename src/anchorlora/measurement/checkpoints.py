@@ -22,9 +22,7 @@ from anchorlora.measurement.layers import Audited, LayerChange, weight_layer
 from anchorlora.measurement.result import AuditRequest, AuditResult, by_layer, not_audited
 from anchorlora.store.artifact import Artifact, artifact_in
 from anchorlora.store.run_folder import refuse_altered
-from anchorlora.store.tensors import Weights, open_weights
-
-LOOKUPS = ("emb", "wte", "wpe")  # parts of names of modules that look rows up and multiply nothing
+from anchorlora.store.tensors import Weights, is_lookup, open_weights
 
 
 def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
@@ -35,7 +33,7 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
     _same_tensors(then, now, but_for=resized)
     if ask.data is not None:
         raise InvalidValue("--data makes cores for an adapter; for full weights give --cores FILE or --weights K")
-    layers = [name.removesuffix(".weight") for name in now.files if _is_linear(name, now) and name not in resized]
+    layers = [name.removesuffix(".weight") for name in now.files if now.is_linear(name) and name not in resized]
     if ask.cores is not None:
         cores = read_cores(ask.cores)
         find, protected = by_layer(cores, set(cores) & set(layers), str(ask.cores)), f"the cores of {ask.cores}"
@@ -44,7 +42,7 @@ def audit_weights(before: Path, after: Path, ask: AuditRequest) -> AuditResult:
         count = "leading half of the" if ask.weights is None else f"{ask.weights} leading"
         find, protected = None, f"the {count} singular directions of each weight in BEFORE, as in OSF"
     changes: dict[str, LayerChange] = {}
-    stored, others, turned = torch.float64, [], _stored_by_inputs(now)
+    stored, others, turned = torch.float64, [], now.by_inputs
     for name in (other for other in now.files if other not in resized):
         W0, W, layer = then.read(name), now.read(name), name.removesuffix(".weight")
         _check(name, W0, W, now)
@@ -89,8 +87,9 @@ def _check(name: str, W0: torch.Tensor, W: torch.Tensor, now: Weights) -> None:
 def _with_head(weights: Weights, other: Weights) -> Weights:
     """Return weights with the head that only the other checkpoint stores: here it is tied to the table of embeddings."""
     heads = sorted(set(other.files) - set(weights.files))
-    tables = [name for name in weights.files if _is_lookup(name) and heads and weights.shape(name) == other.shape(heads[0])]
-    if len(heads) != 1 or len(tables) != 1 or not _is_linear(heads[0], other):
+    shared = [name for name in weights.files if is_lookup(name) and name in other.files and heads]
+    tables = [name for name in shared if other.shape(name) == other.shape(heads[0])]  # here it may have other rows than there
+    if len(heads) != 1 or len(tables) != 1 or not other.is_linear(heads[0]):
         return weights
     return replace(weights, files={**weights.files, heads[0]: weights.files[tables[0]]}, tied={heads[0]: tables[0]})
 
@@ -99,7 +98,7 @@ def _resized_tables(then: Weights, now: Weights) -> list[str]:
     """Return the tables of embeddings with another number of rows, and what has as many rows, such as the head."""
     shapes = {name: (then.shape(name), now.shape(name)) for name in now.files if name in then.files}
     other = {name: (a[0], b[0]) for name, (a, b) in shapes.items() if a and b and a[0] != b[0] and a[1:] == b[1:]}
-    tables = {rows for name, rows in other.items() if _is_lookup(name)}
+    tables = {rows for name, rows in other.items() if is_lookup(name)}
     return [name for name, rows in other.items() if rows in tables]
 
 
@@ -109,23 +108,6 @@ def _same_tensors(then: Weights, now: Weights, *, but_for: Collection[str]) -> N
     for name in now.files:
         if then.shape(name) != now.shape(name) and name not in but_for:
             raise InvalidValue(f"{name} is {then.shape(name)} in {then.place} and {now.shape(name)} in {now.place}")
-
-
-def _is_linear(name: str, weights: Weights) -> bool:
-    """A matrix that multiplies its input: named weight, two axes, no table of embeddings."""
-    return name.endswith(".weight") and len(weights.shape(name)) == 2 and not _is_lookup(name)
-
-
-def _stored_by_inputs(weights: Weights) -> set[str]:
-    # as (d_in, d_out), as in Conv1D: a bias is as long as the second axis; a square weight with a bias is stored as the others are
-    biased = [name for name in weights.files if _is_linear(name, weights) and f"{name.removesuffix('weight')}bias" in weights.files]
-    sides = {name: (weights.shape(name), weights.shape(f"{name.removesuffix('weight')}bias")) for name in biased}
-    by_inputs = {name for name, (shape, bias) in sides.items() if bias == shape[1:]}
-    return by_inputs if any(shape[0] != shape[1] for shape, _ in (sides[name] for name in by_inputs)) else set()
-
-
-def _is_lookup(name: str) -> bool:
-    return any(part in name.removesuffix(".weight").rpartition(".")[2] for part in LOOKUPS)
 
 
 def audit(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from anchorlora.adapters import NOTHING, Anchor, lora_layers
-from anchorlora.devices import in_float64
+from anchorlora.devices import in_float64, type_name
 from anchorlora.errors import InvalidValue
 from anchorlora.geometry import Subspace, singular_directions
 
@@ -153,8 +153,13 @@ class WeightDirections:
             weight: (d_out, d_in).
 
         Raises:
-            InvalidValue: The weight has fewer than k directions.
+            InvalidValue: The weight has fewer than k directions, or is quantized.
         """
+        if not weight.is_floating_point() or weight.dtype.itemsize == 1:  # scales that lie beside it change its directions
+            raise InvalidValue(
+                f"{layer} is stored in {type_name(weight.dtype)}: without its scales, it has other singular directions than the "
+                "weight that it stands for; give the model in full precision"
+            )
         try:
             left, right = singular_directions(weight, self.k or max(1, min(weight.shape) // 2))
         except ValueError as error:

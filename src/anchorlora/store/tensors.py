@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,14 @@ def tensor_names(path: Path) -> list[str]:
         return list(file.keys())
 
 
+LOOKUPS = ("emb", "wte", "wpe")  # parts of names of modules that look rows up and multiply nothing
+
+
+def is_lookup(name: str) -> bool:
+    """Return True for the name of a table of embeddings."""
+    return any(part in name.removesuffix(".weight").rpartition(".")[2] for part in LOOKUPS)
+
+
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -115,13 +124,26 @@ class Weights:
             raise InvalidValue(f"{self.place} holds no {name}")
         return self.files[name]
 
+    def is_linear(self, name: str) -> bool:
+        """Return True for a matrix that multiplies its input: named weight, two axes, no table of embeddings."""
+        return name.endswith(".weight") and len(self.shape(name)) == 2 and not is_lookup(name)
+
+    @cached_property
+    def by_inputs(self) -> set[str]:
+        """Names of the matrices that are stored as (d_in, d_out), as in Conv1D: a bias is as long as the second axis."""
+        pairs = {name: f"{name.removesuffix('weight')}bias" for name in self.files if self.is_linear(name)}
+        sides = {name: (self.shape(name), self.shape(bias)) for name, bias in pairs.items() if bias in self.files}
+        by_inputs = {name for name, (shape, bias) in sides.items() if bias == shape[1:]}
+        # a square weight with a bias is stored as the others are
+        return by_inputs if any(shape[0] != shape[1] for shape, _ in (sides[name] for name in by_inputs)) else set()
+
     def weight_of(self, layer: str) -> Tensor:
-        """Return the weight of a module."""
+        """Return the weight of a module, (d_out, d_in)."""
         parts = f"{layer}.weight".split(".")
         for start in range(len(parts) - 1):
             name = ".".join(parts[start:])
             if name in self.files:
-                return self.read(name)
+                return self.read(name).T if name in self.by_inputs else self.read(name)
         raise InvalidValue(f"{self.place} holds no weight of {layer}; the adapter belongs to another model")
 
 
