@@ -461,6 +461,24 @@ def test_shards_are_read_beside_their_index_only(tmp_path):
     refused("model-00002-of-00002.safetensors is missing, and 2 tensors with it", a, b)
 
 
+def test_a_file_of_factors_is_no_model(tmp_path):
+    before, after, _ = write_pair(tmp_path)
+    message = "adapter_model.safetensors holds base_model.model.* part of an adapter and no weight of a model; give the adapter's"
+    refused(message, before / "adapter_model.safetensors", after / "adapter_model.safetensors")
+    for folder in (before, after):
+        (folder / "adapter_config.json").rename(folder / "config.json")
+    refused(message, before, after)
+
+
+def test_one_file_comes_before_the_index_of_an_earlier_save(tmp_path):
+    a, b = write_weights(tmp_path / "a", full_weights(), shards=2), write_weights(tmp_path / "b", full_weights(step=0.1))
+    expected = rho(audit(a, b, weights=3))
+    shutil.copy(b / "model.safetensors", write_weights(tmp_path / "c", full_weights(seed=3), shards=2))
+    assert rho(audit(a, tmp_path / "c", weights=3)) == expected
+    (tmp_path / "c/model-00002-of-00002.safetensors").unlink()
+    assert rho(audit(a, tmp_path / "c", weights=3)) == expected
+
+
 def test_weights_that_do_not_fit_each_other_are_refused(tmp_path):
     a = write_weights(tmp_path / "a", full_weights())
     names = full_weights(step=0.1)

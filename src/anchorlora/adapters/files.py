@@ -20,9 +20,8 @@ from anchorlora.geometry import Factors
 from anchorlora.paths import at_the_end
 from anchorlora.store.adapter_config import CONFIG_FILE, MERGE, WEIGHTS_FILE, read_config
 from anchorlora.store.json import converting
-from anchorlora.store.tensors import opened_tensors, write_tensors
+from anchorlora.store.tensors import PEFTS, opened_tensors, write_tensors
 
-PEFTS = "base_model.model."  # what PEFT puts before the path of a layer
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # of torch.compile, FSDP and checkpointing
 Saved = TypeVar("Saved")
 LARGEST = torch.finfo(torch.float32).max

@@ -104,7 +104,10 @@ def _resized_tables(then: Weights, now: Weights) -> list[str]:
 
 def _same_tensors(then: Weights, now: Weights, *, but_for: Collection[str]) -> None:
     if odd := sorted(set(then.files) ^ set(now.files)):
-        raise InvalidValue(f"{then.place} and {now.place} are different models: {odd[0]} and {len(odd) - 1} others are in one only")
+        raise InvalidValue(
+            f"{then.place} and {now.place} are different models: {odd[0]} and {len(odd) - 1} others are in one only; if "
+            "two programs saved one model, load both with transformers and save them again (from_pretrained, save_pretrained)"
+        )
     for name in now.files:
         if then.shape(name) != now.shape(name) and name not in but_for:
             raise InvalidValue(f"{name} is {then.shape(name)} in {then.place} and {now.shape(name)} in {now.place}")

@@ -54,6 +54,7 @@ def refuse_not_finite(tensors: Mapping[str, Tensor], *, where: Path) -> None:
             raise NotFinite(f"{where}: {name} holds NaN or infinite values")
 
 
+PEFTS = "base_model.model."  # what PEFT puts before the path of a layer
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -153,9 +154,10 @@ def open_weights(path: Path) -> Weights:
         return _single(path, path)
     if not path.is_dir():
         raise InvalidValue(f"there is nothing at {path}{nearest(path)}")
-    if (path / INDEX).is_file():
+    single = (path / SINGLE).is_file()  # comes before an index, which an earlier save may have left
+    if not single and (path / INDEX).is_file():
         return Weights(path, indexed(path / INDEX))
-    files = [path / SINGLE] if (path / SINGLE).is_file() else sorted(path.glob("*.safetensors"))
+    files = [path / SINGLE] if single else sorted(path.glob("*.safetensors"))
     if len(files) == 1:
         return _single(path, files[0])
     if files:
@@ -177,7 +179,13 @@ def open_weights(path: Path) -> Weights:
 def _single(given: Path, path: Path) -> Weights:
     if path.suffix in PICKLES:
         _refuse_pickle(path)
-    return Weights(given, dict.fromkeys(tensor_names(path), path))
+    names = tensor_names(path)
+    if part := next((name for name in names if name.startswith(PEFTS)), None):
+        raise InvalidValue(
+            f"{path} holds {part}, which is part of an adapter and no weight of a model; give the adapter's folder, with its "
+            "adapter_config.json"
+        )
+    return Weights(given, dict.fromkeys(names, path))
 
 
 def _refuse_pickle(path: Path) -> None:
