@@ -165,6 +165,13 @@ def test_a_head_with_a_core_in_the_file_is_measured_like_a_layer(base, tmp_path,
     found = json.loads(said(capsys))
     assert found["layers"]["lm_head"]["rho"] == pytest.approx(expected, rel=1e-9)
     assert found["layers"]["lm_head"]["status"] == "violated"
+    save_file({**tensors, name: tensors[name].bfloat16()}, new / "adapter_model.safetensors")
+    assert main(["audit", str(old), str(new), *named]) == 0
+    assert json.loads(said(capsys))["storage"] == "bfloat16"
+    save_file({**tensors, name: torch.cat([tensors[name], tensors[name][:3]])}, new / "adapter_model.safetensors")
+    for command in ("measure", "audit"):
+        assert main([command, str(old), str(new), *named]) == 2
+        assert "so no core measures its change; leave it out of the cores" in capsys.readouterr().err
 
 
 @pytest.mark.drawn(3)

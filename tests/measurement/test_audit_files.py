@@ -230,6 +230,7 @@ def test_a_bf16_adapter_is_audited_with_its_floor_stated(both, tmp_path):
     assert found.audited.overall.right.bound > 1e-3
     assert found.audited.overall.status == "preserved", "still far below what a random change would have"
     for one, other in ((before, after), (after, before)):
+        assert audit(one, other, cores=cores).storage == "bfloat16"
         measured = compare(one, other, cores=cores)
         assert measured.rho_floor == pytest.approx(expected, rel=1e-2)
         assert measured.exact

@@ -52,6 +52,7 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
     earlier: dict[str, list[Factors]] = {}
     cores = None if ask.cores is None else read_cores(ask.cores)
     layers: dict[str, LayerChange] = {}
+    whole: list[torch.dtype] = []
     beside: list[str] = []
     for name, folder in now.items():
         old, old_whole = read_with_whole(then[name]) if name in then else (None, NO_WHOLE)
@@ -63,13 +64,15 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
         for layer, W0, W in linear_pairs(old_whole, new_whole, cores or ()):
             core = Protected((cores or {}).pop(layer)).fits(layer, d_in=W.shape[1], d_out=W.shape[0])
             layers[layer] = LayerChange() if torch.equal(W0, W) else weight_layer(W0, W, core)
+            whole += [W0.dtype, W.dtype]
         if unprotected := other_weights(old_whole, new_whole, layers):
             notes.append(f"whole weights beside the factors differ, and nothing says what they keep: {', '.join(unprotected)}")
             beside += unprotected
     if len(now) > 1:
         more = f", and {len(now) - NAMED} others" if len(now) > NAMED else ""
         notes.append(f"{len(now)} adapters are summed, as when all are active: {', '.join(sorted(now)[:NAMED])}{more}")
-    stored = coarsest(x.dtype for layer_blocks in blocks.values() for b in layer_blocks for x in (b.now.A, b.now.B))
+    states = [f for layer_blocks in blocks.values() for b in layer_blocks for f in (b.now, b.start) if f is not None]
+    stored = coarsest(x.dtype for f in states for x in (f.A, f.B))
     if stored in (torch.bfloat16, torch.float16):
         notes.append(
             f"factors are stored in {type_name(stored)}: rounding alone explains ratios below the numerical tolerance; training "
@@ -82,7 +85,7 @@ def audit_adapters(start: Artifact, end: Artifact, ask: AuditRequest) -> AuditRe
         notes.append(f"{after} has cores of what came before: --cores {known} measures on these")
     layers = {layer: _block_layer(layer, layer_blocks, find) for layer, layer_blocks in blocks.items()} | layers
     unique = tuple(dict.fromkeys(notes))
-    storage, audited = type_name(stored), Audited.of(layers)
+    storage, audited = type_name(coarsest((stored, *whole))), Audited.of(layers)
     return AuditResult(str(before), str(after), "adapters", protected, storage, audited, unique, tuple(beside))
 
 
@@ -233,7 +236,12 @@ def linear_pairs(old: WholeWeights, new: WholeWeights, cores: Collection[str]) -
     """Return the modules with a core whose whole weight both adapters hold, with that weight before and after."""
     names = [f"{module}.weight" for module in sorted(cores)]
     both = old.tensors.keys() & new.tensors.keys()
-    return [(module_of(name), old.tensors[name], new.tensors[name]) for name in names if name in both]
+    pairs = [(module_of(name), old.tensors[name], new.tensors[name]) for name in names if name in both]
+    for module, W0, W in pairs:
+        if W0.shape != W.shape:
+            sizes = f"was {[*W0.shape]} and is {[*W.shape]}"
+            raise InvalidValue(f"{module} {sizes}, so no core measures its change; leave it out of the cores")
+    return pairs
 
 
 def other_weights(old: WholeWeights, new: WholeWeights, known: Collection[str]) -> tuple[str, ...]:
