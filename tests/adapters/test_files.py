@@ -59,7 +59,8 @@ def test_hostile_targets_are_data(adapter):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"peft_type": "LOHA"}, "does not describe a LoRA adapter"),
+        ({"peft_type": "LOHA"}, "does not describe a LoRA adapter, but one of kind 'LOHA'; where PEFT can, merge it"),
+        ({"peft_type": None}, "does not describe a LoRA adapter$"),
         ({"use_dora": True}, "DoRA"),
         ({"lora_alpha": "much"}, "lora_alpha is 'much', not a number"),
     ],
@@ -68,6 +69,12 @@ def test_other_kinds_of_adapters_are_refused(adapter, fields, message):
     edit_config(adapter, **fields)
     with pytest.raises(ValueError, match=message):
         read_adapter(adapter)
+
+
+def test_fields_that_peft_does_not_know_are_named(adapter):
+    edit_config(adapter, use_later=True, later_config=None)
+    with pytest.warns(UserWarning, match="sets use_later, unknown to peft .* no number here has it"):
+        assert len(read_adapter(adapter)) == 2
 
 
 def test_missing_files_are_named(adapter):

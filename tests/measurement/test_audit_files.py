@@ -511,6 +511,8 @@ def test_requests_that_mean_nothing_are_refused(tmp_path):
     (tmp_path / "base").mkdir()
     (tmp_path / "base/config.json").write_text("{}")
     refused("init_lora_weights False does not start with B = 0", tmp_path / "base", after, cores=cores)
+    edit_config(after, init_lora_weights="eva")
+    assert audit(tmp_path / "base", after, cores=cores).audited.overall.kind == "zero-output block"
 
 
 def test_a_model_that_was_saved_without_its_head_is_found(tmp_path):

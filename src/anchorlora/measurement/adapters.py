@@ -95,7 +95,7 @@ def _blocks(
     """One adapter's blocks by layer."""
     if old is None:
         start = read_config(folder).get("init_lora_weights", True)
-        if start not in (True, None, "gaussian"):
+        if start not in (True, None, "gaussian", "eva"):
             raise InvalidValue(
                 f"{folder} has no earlier state, and init_lora_weights {start!r} does not start with B = 0; "
                 "give the adapter as it was before"

@@ -34,7 +34,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     except Unreadable as error:
         raise InvalidValue(f"{path} is not readable JSON: {error}") from None
     if not isinstance(config, dict) or str(config.get("peft_type")) != "LORA":
-        raise InvalidValue(f"{path} does not describe a LoRA adapter")
+        kind = config.get("peft_type") if isinstance(config, dict) else None
+        how = f", but one of kind {kind!r:.40}; where PEFT can, {MERGE}" if kind else ""
+        raise InvalidValue(f"{path} does not describe a LoRA adapter{how}")
     if config.get("use_dora"):
         raise InvalidValue(f"{path} describes a DoRA adapter, whose update is not a product s B A; {MERGE}")
     for name in NO_PRODUCT:
