@@ -75,9 +75,10 @@ class Artifact:
             return next(iter(self.adapters.values()))
         if not self.adapters:
             raise InvalidValue(f"{self.folder} holds a model's full weights and no adapter; give a run, a task, or an adapter")
+        own = "; to give the one in the folder itself, move the others out" if self.folder in self.adapters.values() else ""
         raise InvalidValue(
             f"{self.folder} holds {len(self.adapters)} adapters ({', '.join(self.adapters)}); give one of them, or all as one "
-            "(AdapterStack.save)"
+            f"(AdapterStack.save){own}"
         )
 
     @property
