@@ -224,7 +224,11 @@ def compare(before: Path, after: Path, *, cores: Path) -> Drift:
     earlier, old = {layer: f.unborn() for layer, f in later.items()}, NO_WHOLE
     if then.kind != "model":
         earlier, old = read_with_whole(then.adapter)
-        for note in _one_base([then.adapter, now.adapter]):
+        try:
+            notes = _one_base([then.adapter, now.adapter])
+        except InvalidValue as error:  # by their names; a copy in a folder of another name is the same base
+            notes = [str(error)]
+        for note in notes:
             warnings.warn(note, stacklevel=2)
     known = read_cores(cores)
     beside = [WeightLayer(name, Weight(W), Weight(W0), core=known.pop(name)) for name, W0, W in linear_pairs(old, new, known)]
