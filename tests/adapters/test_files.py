@@ -71,12 +71,6 @@ def test_other_kinds_of_adapters_are_refused(adapter, fields, message):
         read_adapter(adapter)
 
 
-def test_fields_that_peft_does_not_know_are_named(adapter):
-    edit_config(adapter, use_later=True, later_config=None)
-    with pytest.warns(UserWarning, match="sets use_later, unknown to peft .* no number here has it"):
-        assert len(read_adapter(adapter)) == 2
-
-
 def test_missing_files_are_named(adapter):
     (adapter / "adapter_model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"adapter_model.safetensors is missing"):

@@ -48,7 +48,7 @@ def test_measure_takes_the_file(place, small_model, tmp_path, capsys):
     for layer, f in read_adapter(place / "old").items():
         step = torch.randn(f.A.shape, dtype=torch.float64) * float(f.A.norm()) / 10
         moved[layer] = Factors((f.A.double() + cores[layer].outside(step)).float(), f.B, f.scale)
-    write_adapter(tmp_path / "new", moved, base="x")
+    write_adapter(tmp_path / "new", moved, base=str(small_model))
     assert main(["measure", str(place / "old"), str(tmp_path / "new"), "--cores", str(file)]) == 0
     assert "protected: rho is no more than rounding explains" in capsys.readouterr().out
 

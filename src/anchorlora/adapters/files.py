@@ -7,7 +7,6 @@ import math
 import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -99,12 +98,6 @@ def read_adapter(folder: Path, *, beside: dict[str, Tensor] | None = None) -> di
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         raise InvalidValue(f"{path} is missing; {_remedy(folder)}")
-    if unknown := sorted(name for name, value in config.items() if value and name not in LoraConfig.__dataclass_fields__):
-        warnings.warn(
-            f"{folder / CONFIG_FILE} sets {', '.join(unknown):.100}, unknown to peft {metadata.version('peft')}, which leaves that "
-            "out; if it changes what the adapter computes, no number here has it",
-            stacklevel=2,
-        )
     halves: dict[str, dict[str, Tensor]] = {}
     stored: dict[str, str] = {}
     with opened_tensors(path) as file:
