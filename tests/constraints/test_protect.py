@@ -289,6 +289,17 @@ def test_displacement_projection_may_be_listed_before_retraction():
         assert float((A @ layer.core.basis.double()).norm()) <= 2 * torch.finfo(torch.float32).eps * float(A.norm())
 
 
+def test_a_frozen_a_may_be_listed_before_its_retraction():
+    """It was refused as having moved since its anchor, with the advice to make the anchor anew."""
+    anchor = anchor_of(fresh=True)
+    optimizer = optimizer_for(anchor, "adamw")
+    with protect(optimizer, anchor, [Freeze("A"), Retract("A")]):
+        train(anchor, optimizer, 5)
+    for layer in anchor.layers:
+        assert norm(displacement(layer)) == 0 < norm(layer.factor("B"))
+        assert on_core(layer, layer.factor("A").detach()) <= 2 * torch.finfo(torch.float32).eps * norm(layer.factor("A"))
+
+
 def test_an_unknown_factor_is_named():
     layer = anchor_of().layers[0]
     with pytest.raises(LookupError, match='factors "A" and "B", not \'C\''):

@@ -72,7 +72,6 @@ class Frozen(ActiveConstraint):
 
     def __init__(self, anchor, factor):
         self.factor, self.layers = factor, anchor.layers
-        self.start = [layer.start_rows(factor).detach().clone() for layer in anchor.layers]  # not as the factor is now
         self.hooks, self.held = [], []
         for layer in anchor.layers:
             parameter = layer.factor(factor)
@@ -90,8 +89,8 @@ class Frozen(ActiveConstraint):
             layer.factor(self.factor).grad = None  # a stale one, or one made in spite of the flag, would let AdamW move it
 
     def violation(self) -> str | None:
-        for layer, start in zip(self.layers, self.start, strict=True):
-            moved = float((in_float64(layer.rows(self.factor)) - in_float64(start)).norm())
+        for layer in self.layers:  # from the anchor's start, which a `Retract` listed later moves too
+            moved = float((in_float64(layer.rows(self.factor)) - in_float64(layer.start_rows(self.factor))).norm())
             if moved != 0.0:  # also for NaN
                 return f"the frozen factor {self.factor} at {layer.name} has moved by {moved:.1e}, and 0 is allowed"
         return None
