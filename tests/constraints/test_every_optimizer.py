@@ -165,7 +165,10 @@ def test_the_step_form_and_the_anchored_form_take_the_same_path_in_float64():
     assert norm(ends[0] - ends[1]) < 1e-9 * norm(ends[0])  # training amplifies roundings of 1e-16 a little
 
 
-@pytest.mark.parametrize("name", ["AdamWScheduleFree", "AdamWScheduleFreeReference", "SGDScheduleFreeReference"])
+SCHEDULE_FREE = ["AdamWScheduleFree", "AdamWScheduleFreeReference", "SGDScheduleFreeReference"]
+
+
+@pytest.mark.parametrize("name", SCHEDULE_FREE)
 @pytest.mark.parametrize("fresh", [False, True])
 def test_what_a_schedule_free_optimizer_serves_is_off_the_core(name, fresh):
     make = getattr(pytest.importorskip("schedulefree", reason="schedulefree is not installed"), name)
@@ -179,6 +182,24 @@ def test_what_a_schedule_free_optimizer_serves_is_off_the_core(name, fresh):
         for layer in anchor.layers:
             A = layer.factor("A")
             assert_stays_off_core(layer, displacement(layer), 4 * EPS * norm(A), f"what {name} keeps left the complement")
+
+
+@pytest.mark.parametrize("name", SCHEDULE_FREE)
+def test_a_factor_that_a_schedule_free_optimizer_has_trained_before_is_frozen_in_what_it_serves(name):
+    """It went on to serve B as an average of the task before."""
+    make = getattr(pytest.importorskip("schedulefree", reason="schedulefree is not installed"), name)
+    anchor = anchor_of()
+    optimizer = make(parameters(anchor), lr=1e-2)
+    optimizer.train()
+    train(anchor, optimizer, 10)
+    anchor = anchored(anchor)
+    with protect(optimizer, anchor, [Freeze("B"), ProjectDisplacement("A")]):
+        train(anchor, optimizer, 10)
+    for switch in (optimizer.eval, optimizer.train):
+        switch()
+        for layer in anchor.layers:
+            assert torch.equal(layer.factor("B"), layer.start_factor("B"))
+            assert_stays_off_core(layer, displacement(layer), 4 * EPS * norm(layer.factor("A")), "what is kept left the complement")
 
 
 def test_roundings_gather_in_the_step_form_and_not_in_the_anchored_form():

@@ -88,6 +88,13 @@ class Frozen(ActiveConstraint):
         for layer in self.layers:
             layer.factor(self.factor).grad = None  # a stale one, or one made in spite of the flag, would let AdamW move it
 
+    def after_optimizer_step(self) -> None:
+        pass  # what something else has written to the factor is to be found
+
+    def project(self) -> None:
+        for layer in self.layers:  # after a failed step, and in the copies of an optimizer that trained the factor before
+            layer.rows(self.factor).copy_(layer.start_rows(self.factor))
+
     def violation(self) -> str | None:
         for layer in self.layers:  # from the anchor's start, which a `Retract` listed later moves too
             moved = float((in_float64(layer.rows(self.factor)) - in_float64(layer.start_rows(self.factor))).norm())
