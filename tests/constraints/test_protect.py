@@ -646,6 +646,18 @@ def test_what_a_failed_step_moved_is_projected_if_no_step_follows(caught):
         assert float((displacement @ layer.core.basis.double()).norm()) <= 1e-5 * float(displacement.norm())
 
 
+def test_another_optimizer_in_place_of_the_protected_one_is_named_where_a_penalty_alone_acts():
+    """There is no promise that its steps could break, so the penalty was left out without a word."""
+    for both in (False, True):
+        anchor = anchor_of()
+        optimizer, other = optimizer_for(anchor, "adamw"), optimizer_for(anchor, "adam")
+        lost = pytest.raises(ProtectionLost, match="by step 0: no step of the protected optimizer was seen, but Adam moved the fac")
+        with nullcontext() if both else lost, protect(optimizer, anchor, [EffectiveSparsity(1e-3)]):
+            train(anchor, other, 2)
+            train(anchor, optimizer, int(both))
+        assert hooks_of(optimizer) == 0
+
+
 def test_an_exception_carries_what_the_last_look_found_as_a_note():
     anchor = anchor_of()
     optimizer = optimizer_for(anchor, "adamw")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from anchorlora.adapters import Anchor
 
 CHECK_EVERY = 100  # optimizer steps between two verifications on the live parameters
+UNSEEN = "no step of the protected optimizer was seen"
 STORED = {  # what must stay of a factor, as it was and as it is
     "device": "on {} and is on {} now; move the model first, then protect it",
     "dtype": "{} and is {} now; use autocast instead",
@@ -46,6 +47,7 @@ class StepWatch:
         self.trained = [(path, p) for path, _, p in factors if p.requires_grad]
         self.stored = [(path, name, p, {how: getattr(p, how) for how in STORED}) for path, name, p in factors]
         self.step, self.first, self.also_training = step, step, also_training
+        self.instead: str | None = None  # another optimizer of the factors, which stepped before the first step of this one
 
     def count_step(self) -> None:
         """Count a step that was made and projected, and verify if it is time."""
@@ -68,9 +70,13 @@ class StepWatch:
             violation = self._first_violation()
         if violation:
             raise _protection_lost(step, violation, f"{self._outside()}, so another optimizer or program moves it")
+        if self.instead and self.step == self.first:  # as penalties, which leave nothing to verify, would not say
+            raise _protection_lost(step, f"{UNSEEN}, but {self.instead} moved the factors: give that one to protect")
 
     def look_after(self, other: Optimizer) -> None:
         # Verify the constraints after a step of another optimizer that holds factors.
+        if self.step == self.first:
+            self.instead = type(other).__name__
         with true_precision(self.anchor):
             violation = self._first_violation()
         if violation:
@@ -78,8 +84,7 @@ class StepWatch:
             raise _protection_lost(self.step, violation, cause)
 
     def _outside(self) -> str:
-        unseen = "no step of the protected optimizer was seen"
-        return unseen if self.step == self.first else "it was written outside the optimizer's steps"
+        return UNSEEN if self.step == self.first else "it was written outside the optimizer's steps"
 
     def refuse_detached(self, step: int) -> None:
         """Refuse to go on when the loop has removed what the constraints act on."""
