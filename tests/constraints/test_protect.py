@@ -646,6 +646,27 @@ def test_what_a_failed_step_moved_is_projected_if_no_step_follows(caught):
         assert float((displacement @ layer.core.basis.double()).norm()) <= 1e-5 * float(displacement.norm())
 
 
+def test_a_look_before_a_checkpoint_projects_what_a_failed_step_moved_but_not_within_a_step():
+    """As in a loop that was interrupted and saves inside the block; another program was blamed."""
+    anchor = anchor_of()
+    optimizer = _Failing(parameters(anchor), lr=1e-2)
+    with protect(optimizer, anchor, SFOR) as held:
+        train(anchor, optimizer, 3)
+        optimizer.fail_after = 1
+        with pytest.raises(RuntimeError, match="out of memory"):
+            train(anchor, optimizer, 1)
+        held.look()
+        saved = [displacement(layer) for layer in anchor.layers]
+    for layer, moved in zip(anchor.layers, saved, strict=True):
+        assert on_core(layer, moved) <= 1e-5 * norm(moved)
+    anchor = anchor_of()
+    optimizer = _Overriding(parameters(anchor), lr=1e-2)
+    with protect(optimizer, anchor, SFOR) as held:
+        for _ in range(2):
+            optimizer.step(lambda: (task_loss(anchor).backward(), held.look()))
+        assert held.step == 2
+
+
 def test_another_optimizer_in_place_of_the_protected_one_is_named_where_a_penalty_alone_acts():
     """There is no promise that its steps could break, so the penalty was left out without a word."""
     for both in (False, True):

@@ -43,6 +43,7 @@ class Protection(list[ActiveConstraint]):
     """The active constraints of a `with protect(..)` block, in order."""
 
     watch: StepWatch
+    hooks: StepHooks
     beside: Protection | None = None  # of the full weights that train beside the adapter
     block: AbstractContextManager[Protection] | None = None  # that `create_protected_optimizer` has entered
 
@@ -52,9 +53,10 @@ class Protection(list[ActiveConstraint]):
         return self.watch.step
 
     def look(self, step: int | None = None) -> None:
-        """Verify all constraints on the live parameters now, for example before a checkpoint; `protect` does so every `check_every`
-        steps.
+        """Project what a failed step may have moved, and verify all constraints on the live parameters now, for example before a
+        checkpoint; `protect` verifies every `check_every` steps.
         """
+        self.hooks.settle_failed()
         self.watch.look(step)
         if self.beside is not None:
             self.beside.look(step)
@@ -194,7 +196,7 @@ def enforcing(
             for c in list(unasked.values()):
                 note_first_call(c, unasked)
             active.watch = StepWatch(inner, anchor, active, hooks, every=check_every, step=step, also_training=also_training)
-            steps = StepHooks(active, active.watch, unasked, anchor)
+            steps = active.hooks = StepHooks(active, active.watch, unasked, anchor)
             before, after = (torch.compiler.disable(hook) for hook in (steps.before, steps.after))  # a step may be compiled
             hooks += [inner.register_step_pre_hook(before), inner.register_step_post_hook(after)]
             seen = WeakMethod(steps.after_other)  # a block that nobody closes ends when its optimizer is no longer used
@@ -215,7 +217,6 @@ def enforcing(
             with _annotate_exceptions(steps, active), beside as active.beside:
                 yield active
             active.beside = None
-            steps.settle()
             active.look()
         finally:
             _release(steps, hooks, ends, active, flags)

@@ -83,6 +83,11 @@ class StepHooks:
         if optimizer is not self.watch.optimizer and optimizer not in PROTECTED and not self._is_inner(_step_frame()):
             self.watch.look_after(optimizer)
 
+    def settle_failed(self) -> None:
+        """Settle, unless a step is under way, as in its closure."""
+        if not self._is_inner(sys._getframe()):
+            self.settle()
+
     def settle(self) -> None:
         """Project what a failed step may have moved; it does not count as a step."""
         if self.gradients > 0:
