@@ -8,7 +8,20 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import models
-from anchorlora import Anchor, AnswerSensitivity, Freeze, ProjectDisplacement, ProjectGradient, Retract, Subspace, measure, protect
+from anchorlora import (
+    Anchor,
+    AnswerSensitivity,
+    FeatureStore,
+    Freeze,
+    KroneckerBrake,
+    ProjectDisplacement,
+    ProjectGradient,
+    Retract,
+    SensitiveCore,
+    Subspace,
+    measure,
+    protect,
+)
 from anchorlora.adapters import AdapterStack, lora_layers
 from anchorlora.errors import NotFinite
 from anchorlora.integrations.base import CallbackBase
@@ -149,6 +162,36 @@ def test_an_anchor_that_is_made_under_another_default_dtype_or_without_gradients
     finally:
         torch.set_default_dtype(torch.float32)
     assert measure(anchor).exact
+
+
+def test_a_loop_under_another_default_device_is_protected():
+    """Here "meta" stands for an accelerator: torch refuses a CPU's generator there, and what is made on it cannot be read."""
+    blocks, _ = adapted()
+    ids = models.tokens(4)
+
+    def losses(count):
+        for row in ids[:count]:
+            yield blocks.model(input_ids=row[None], labels=row[None], use_cache=False).loss
+
+    torch.set_default_device("meta")
+    try:
+        store = FeatureStore(limit=16, held_out=4)
+        with store.collect(blocks.model):
+            list(losses(4))
+        assert store.cores()
+        past = AnswerSensitivity(examples=4).end_task(Anchor.of(blocks.model, losses=losses))
+        blocks.open(torch.Generator().manual_seed(1))
+        anchor = blocks.anchor(cores=SensitiveCore(1.0, 8, 8).cores(past), past=past)
+        optimizer = torch.optim.SGD(blocks.trainable(), lr=0.1)
+        with protect(optimizer, anchor, [Retract("A"), ProjectDisplacement("A"), KroneckerBrake()]):
+            for loss in losses(3):
+                loss.backward()
+                optimizer.step()
+        drift = measure(anchor)
+    finally:
+        torch.set_default_device(None)
+    assert drift.exact
+    assert drift.d_eff > 0
 
 
 def test_cores_of_other_layers_are_refused_by_name():

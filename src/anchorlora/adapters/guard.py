@@ -270,11 +270,11 @@ def _rows(module: LoraLayer, adapter: str, core: Subspace | None) -> tuple[Tenso
     """Test rows (n, d_in), a random one and one inside the core, with entries of size about 1, and two texts of three of them."""
     A = module.lora_A[adapter].weight
     draw = torch.Generator().manual_seed(SEED)
-    rows = torch.randn(1, A.shape[1], generator=draw, dtype=torch.float32)
+    rows = torch.randn(1, A.shape[1], generator=draw, dtype=torch.float32, device="cpu")
     if core is not None and core.k:
-        inside = torch.randn(1, core.k, generator=draw, dtype=torch.float32) @ core.basis.detach().cpu().float().T
+        inside = torch.randn(1, core.k, generator=draw, dtype=torch.float32, device="cpu") @ core.basis.detach().cpu().float().T
         rows = torch.cat([rows, inside * math.sqrt(core.d / core.k)])
-    texts = torch.randn(2, 3, A.shape[1], generator=draw, dtype=torch.float32)
+    texts = torch.randn(2, 3, A.shape[1], generator=draw, dtype=torch.float32, device="cpu")
     texts[:, : len(rows)] = rows
     return _as_read(module, adapter, rows), _as_read(module, adapter, texts)
 

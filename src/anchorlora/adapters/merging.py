@@ -58,11 +58,11 @@ def merged_factors(stacked: Factors, newest: int, *, by: str, share: float, draw
     A, B = (in_float64(factor.detach().cpu()) for factor in (stacked.A, stacked.B))
     before, change = B[:, :old] @ A[:old], B[:, old:] @ A[old:]  # both at the scale, which neither way of merging sees
     if by == "ties":
-        merged = ties([before, change], torch.ones(2, dtype=A.dtype), share)
+        merged = ties([before, change], torch.ones(2, dtype=A.dtype, device=A.device), share)
     else:
-        own = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=draw)))
+        own = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=draw, device="cpu")))
         merged = before + change * torch.bernoulli(torch.full_like(change, share), generator=own) / share
-    return truncated(Factors(merged, torch.eye(len(merged), dtype=A.dtype), stacked.scale), stacked.rank)
+    return truncated(Factors(merged, torch.eye(len(merged), dtype=A.dtype, device=A.device), stacked.scale), stacked.rank)
 
 
 def mergeable(model: nn.Module, names: Iterable[str]) -> dict[str, Adaptable]:

@@ -160,7 +160,7 @@ class AdapterStack:
         for name, module in lora_layers(self.model).items():
             A, B = module.lora_A[CURRENT].weight, module.lora_B[CURRENT].weight
             bound = 1 / math.sqrt(A.shape[1])
-            drawn = torch.empty(A.shape).uniform_(-bound, bound, generator=generator)
+            drawn = torch.empty(A.shape, device="cpu").uniform_(-bound, bound, generator=generator)
             if orthogonal:
                 drawn = _orthogonal(drawn, self._kept.get(name), name)
             with torch.no_grad():

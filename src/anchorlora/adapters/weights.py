@@ -35,7 +35,7 @@ EXACT = (torch.float32, torch.float64)
 class Weight(Factors):
     """A full weight (d_out, d_in) as factors: A is the weight, and B the identity, of which an empty tensor is stored."""
 
-    B: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False)
+    B: Tensor = field(default_factory=lambda: torch.empty(0, device="cpu"), init=False, repr=False)
     scale: float = field(default=1.0, init=False)
 
     def __post_init__(self) -> None:

@@ -83,7 +83,7 @@ class FisherAnchor(ProtectsPast):
         Raises:
             InvalidValue: The anchor has no `losses`.
         """
-        kept = {CONSTANT: anchor.past.get(CONSTANT, torch.zeros((), dtype=torch.float64)).clone()}
+        kept = {CONSTANT: anchor.past.get(CONSTANT, torch.zeros((), dtype=torch.float64, device="cpu")).clone()}
         for (key, parameter), fisher in zip(_factors(anchor), self.fisher(anchor), strict=True):
             theta = parameter.detach().cpu()
             for name, new in ((FISHER, fisher), (WEIGHTED, fisher * theta)):

@@ -95,7 +95,7 @@ def _of_drawn_answers(logits: Tensor, toward: Tensor, draw: Any) -> Tensor:
     strongest = gradient[sizes.argmax()].float()
     if len(places) and (int((strongest < 0).sum()) != 1 or float(strongest.sum().abs()) > 0.02 * float(sizes.max())):
         raise InvalidType(f"{NO_LOGITS}: the loss is no cross-entropy of them")  # whose gradient is p - 1 for the right token
-    shares = torch.rand(len(places), 1, generator=draw, dtype=torch.float64)
+    shares = torch.rand(len(places), 1, generator=draw, dtype=torch.float64, device="cpu")
     for at, share in zip(places.split(some), shares.split(some), strict=True):
         p = flat[at].float().softmax(-1)
         total = in_float64(p).cumsum(1)

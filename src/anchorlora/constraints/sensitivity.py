@@ -115,7 +115,7 @@ class AnswerSensitivity(ProtectsPast):
         former = whole = float(count)  # what the past counts beside the sum of examples, and what divides both
         if self.alike:
             tasks = float(anchor.past.get(TASKS, 1)) if earlier else 0.0
-            kept[TASKS] = torch.tensor(tasks + 1, dtype=torch.float64)
+            kept[TASKS] = torch.tensor(tasks + 1, dtype=torch.float64, device="cpu")
             now = sum(rows.total for key, rows in grown.items() if key.startswith(INPUTS))  # the trace of the Fisher information
             before = sum(moment.trace for key, moment in earlier.items() if key.startswith(INPUTS))
             if now and before:
@@ -128,7 +128,7 @@ class AnswerSensitivity(ProtectsPast):
                 gathered.add((former**0.5 * earlier[key].root).T)
             covariance = SpikedCovariance.of(gathered, rank, floor=floor)
             kept[key] = (covariance.root / whole**0.5).float().cpu().contiguous()  # as it will be read
-            kept[f"{key}/tail"] = torch.tensor(covariance.tail / whole, dtype=torch.float64)
+            kept[f"{key}/tail"] = torch.tensor(covariance.tail / whole, dtype=torch.float64, device="cpu")
         return kept
 
 

@@ -125,7 +125,7 @@ class Collector:
             core, held = ({key: (pair[i].rows, pair[i].drawn) for key, pair in self.samples.items()} for i in (0, 1))
         else:
             kept = join_rows(self.core), join_rows(self.held)
-            core, held = ({key: (rows, torch.arange(len(rows))) for key, rows in part.items()} for part in kept)
+            core, held = ({key: (rows, torch.arange(len(rows), device="cpu")) for key, rows in part.items()} for part in kept)
         return TaskRows({} if self.passed_over else _of_all_calls(core, self.limit), _of_all_calls(held, self.held_out))
 
     def for_core(self, rows: Tensor) -> Tensor:
@@ -306,12 +306,12 @@ class Sample:
     def __init__(self, size: int) -> None:
         self.size, self.offers, self.bar = size, 0, math.inf if size else -math.inf
         self.generator = torch.Generator().manual_seed(0)
-        self.drawn, self.rows = torch.empty(0, dtype=torch.float64), torch.empty(0)
+        self.drawn, self.rows = torch.empty(0, dtype=torch.float64, device="cpu"), torch.empty(0, device="cpu")
 
     def offer(self, rows: Tensor, store: str) -> None:
         """Take some rows of an example (n, d_in), or none."""
         self.offers += 1
-        drawn = torch.rand(len(rows), generator=self.generator, dtype=torch.float64)
+        drawn = torch.rand(len(rows), generator=self.generator, dtype=torch.float64, device="cpu")
         below = (drawn < self.bar).nonzero()[:, 0]
         if not len(below):
             return
@@ -337,7 +337,7 @@ def refuse_encoder(model: nn.Module) -> None:
 
 
 def _spread(rows: Tensor, count: int) -> Tensor:
-    places = torch.linspace(0, len(rows) - 1, count).round().long()
+    places = torch.linspace(0, len(rows) - 1, count, device="cpu").round().long()
     return rows[places.to(rows.device)]
 
 

@@ -61,7 +61,7 @@ class JoinedCore:
         core, k, V = self.core.joined(other.core), self.core.k, other.directions()
         new = core.basis[:, k:].T @ V
         _, R = torch.linalg.eigh((new * sum(in_float64(e) for e in other.energy.values())) @ new.T)
-        turn = torch.block_diag(torch.eye(k, dtype=R.dtype) if self.turn is None else in_float64(self.turn), R.flip(1))
+        turn = torch.block_diag(torch.eye(k).to(R) if self.turn is None else in_float64(self.turn), R.flip(1))
         overlap = ((core.basis @ turn).T @ V) ** 2  # (k, k of the other)
         energy = {name: torch.cat([in_float64(e), R.new_zeros(core.k - k)]) for name, e in self.energy.items()}
         energy |= {name: overlap @ in_float64(e) for name, e in other.energy.items()}

@@ -72,4 +72,4 @@ class SketchedRows:
 def _test_matrix(width: int, columns: int) -> Tensor:
     """The same random orthonormal matrix (d, q) for every sketch of these sizes."""
     draw = torch.Generator().manual_seed(1_000 * width + columns)
-    return torch.linalg.qr(torch.randn(width, columns, generator=draw, dtype=torch.float64)).Q
+    return torch.linalg.qr(torch.randn(width, columns, generator=draw, dtype=torch.float64, device="cpu")).Q
