@@ -381,6 +381,24 @@ def test_a_callback_that_is_added_later_does_not_go_on_from_a_checkpoint_without
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_callback_of_one_trainer_that_is_added_to_another_ends_with_its_training(tmp_path):
+    """It waited for the first trainer's `train` to end it: hooks and frozen factors stayed, and nothing was verified at the end."""
+    setting, settings = learned(), arguments(tmp_path, TRAINER[1], save_strategy="steps", save_steps=3)
+    settings.max_steps = 3
+    callback = ProtectionCallback(setting.constraints, **setting.options())
+    Trainer(setting.model, settings, train_dataset=data(), callbacks=[callback]).train()
+    later = Trainer(setting.model, settings, train_dataset=data())
+    later.add_callback(callback)
+    later.train()
+    assert not callback.active
+    assert not later.optimizer.optimizer._optimizer_step_post_hooks
+    assert all(layer.factor("B").requires_grad for layer in callback.anchor.layers)
+    settings.max_steps = 6
+    with pytest.raises(InvalidValue, match="a callback that is added later does not know the checkpoint"):
+        later.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_constraint_on_the_loss_is_refused_at_once(tmp_path):
     setting = learned()
     callback = ProtectionCallback([Freeze("B"), Distillation(1.0)], **setting.options())

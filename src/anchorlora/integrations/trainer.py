@@ -76,7 +76,7 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
         True
     """
 
-    wraps = False  # whether `train` of the trainer is wrapped
+    wraps = False  # whether a wrapped `train` is under way
     resumed: str | None = None  # the checkpoint that training goes on from
     adapters: tuple[str | None, str | None] = (None, None)  # that trains, and the one active beside it
 
@@ -93,7 +93,6 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
             self._undo_cast(trainer.model)
             trainer.train = self._release_after(trainer, trainer.train)
             trainer.create_optimizer = self._activate_after(trainer, trainer.create_optimizer)
-            self.wraps = True
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **_: Any) -> None:
         """Start to protect the trainer's optimizer.
@@ -180,6 +179,7 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
             self.resumed = kwargs.get("resume_from_checkpoint", args[0] if args else None)
             if self.resumed is True:
                 self.resumed = get_last_checkpoint(trainer.args.output_dir)
+            self.wraps = True
             try:
                 self.chosen, self.empty, self.starts = None, False, {}
                 beginning = self.note_beginning(trainer.model) if self.resumed else None
@@ -192,6 +192,8 @@ class ProtectionCallback(CallbackBase, TrainerCallback):
             except BaseException as error:
                 self.release(error)
                 raise
+            finally:  # a trainer that it is added to later has a `train` of its own
+                self.wraps, self.resumed = False, None
 
         return train_and_release
 
