@@ -45,7 +45,8 @@ class SpikedCovariance:
         """Return sum of x x^T over rows, plus floor times I."""
         d = rows.width
         if rows.total == 0.0:
-            return cls(*(torch.zeros(*size, dtype=torch.float64, device="cpu") for size in ((d, 0), (0,))), floor)
+            nothing = torch.zeros(d, 0, dtype=torch.float64, device="cpu")
+            return cls(nothing, nothing.new_zeros(0), floor)
         spectrum = rows.spectrum(rank)
         V, values = spectrum.directions, spectrum.shares.clamp(min=0) * rows.total
         others = d - len(values)
