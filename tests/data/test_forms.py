@@ -6,9 +6,10 @@ import json
 import pytest
 
 from anchorlora.cli.app import main
-from anchorlora.data import Encoder, examples_of, read_samples, token_ids
+from anchorlora.data import Encoder, examples_of, read_samples, samples_of, token_ids
 from anchorlora.data.forms import FORMS, known_columns
 from anchorlora.data.forms.base import Form
+from anchorlora.data.rows import row_of
 from anchorlora.data.text import count_rows
 from anchorlora_lab.suites.prompts import read_prompts
 from built_pages import table_of_forms
@@ -93,6 +94,17 @@ def test_the_table_has_every_form_and_every_column():
     table = table_of_forms()
     assert table.count("\n") == len(FORMS) + 1
     assert [column for column in known_columns() if f"`{column}`" not in table] == []
+
+
+@pytest.mark.parametrize("further", ["2 2", "", None, "2\n\n### Input:\n2", "### Input:\n\n2"])
+@pytest.mark.parametrize("asked", ["Add.", "Add:\none", "Add\n\n### Input:\n"])
+def test_an_instruction_that_is_kept_is_asked_as_the_file_asks_it_also_without_a_template(asked, further):
+    """What was measured of kept rows, mixed in by replay and read by a later skill was another prompt where there is an input."""
+    for columns in ({"instruction": asked, "input": further, "output": "4"}, {"question": asked, "answer": "4"}):
+        sample = read_samples([columns])[0]
+        again = samples_of([("data, row 1", json.loads(json.dumps(row_of(sample))))], source="d", mixed=True)[0]
+        assert (again.plain, again.content, again.given) == (sample.plain, sample.content, sample.given)
+        assert [e.sentence for e in examples_of([again])] == [sample.plain]
 
 
 @pytest.fixture

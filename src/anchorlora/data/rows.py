@@ -15,6 +15,7 @@ from typing import Any
 
 from anchorlora.data.forms import FORMS, form_of, known_columns, known_forms, list_columns, refuse_form
 from anchorlora.data.forms.base import MARKS, Form, Row, is_learned, kind_of, number_of
+from anchorlora.data.forms.known import instruction_of
 from anchorlora.data.samples import Sample
 from anchorlora.errors import InvalidValue
 
@@ -67,7 +68,7 @@ def row_of(sample: Sample) -> dict[str, Any]:
         texts = {"prompt": content[: sample.given], "completion": content[sample.given :]} if sample.given else {"text": content}
         return {**texts, **_ids(sample), **marks}
     if sample.plain:
-        return {"instruction": content[0]["content"], "output": content[1]["content"], **marks}
+        return {**instruction_of(sample), **marks}
     messages = [{**message, "train": False} if i in sample.muted else dict(message) for i, message in enumerate(content)]
     tools = {"tools": [dict(tool) for tool in sample.tools]} if sample.tools else {}
     if not sample.given:

@@ -7,6 +7,7 @@ Rows that say how good an answer is would be learned as if each were good; their
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -75,6 +76,18 @@ def _read_instruction(row: Row, *, asks: str, says: str) -> Sample:
         return row.chat((*before, *turn))
     question = (WITH_INPUT if further else WITHOUT_INPUT).format(instruction=prompt, input=further)
     return Sample(row.place, turn, given=1, plain=question)
+
+
+def instruction_of(sample: Sample) -> dict[str, str]:
+    """Return an instruction as a row that is read as it was, with its input where Alpaca's prompt has one."""
+    asked, answer = (str(message["content"]) for message in sample.content if not isinstance(message, str))
+    before, between, after = re.split(r"\{\w+\}", WITH_INPUT)
+    words = sample.plain.removeprefix(before).removesuffix(after)
+    for mark in re.finditer(re.escape(between), words) if sample.plain.startswith(before) else ():
+        instruction, further = words[: mark.start()], words[mark.end() :]
+        if f"{instruction}\n{further}" == asked:
+            return {"instruction": instruction, "input": further, "output": answer}
+    return {"instruction": asked, "output": answer}
 
 
 def _message(role: str, content: str) -> Message:
