@@ -210,6 +210,28 @@ def test_columns_that_are_named_may_be_null_and_may_be_called_label():
 
 
 @pytest.mark.parametrize(
+    ("form", "optional", "beside"),
+    [
+        ({"instruction": "Add.", "output": "4"}, {"input": ["", "2 2"]}, {"text": "Below is"}),  # as Alpaca's own file
+        ({"messages": CHAT}, {"tools": [[], [{"name": "f"}]]}, {"parallel_tool_calls": False}),  # as for OpenAI's tuning
+        ({"conversations": CHAT}, {"system": [None, "Be kind."]}, {"note": "a"}),
+    ],
+)
+def test_columns_that_a_refusal_names_drop_nothing_that_their_form_reads(form, optional, beside):
+    (name,) = optional
+    rows = [form | {name: value} for value in optional[name]]
+    with pytest.raises(ValueError, match="would not be learned; put its text into") as refused:
+        read_samples([row | beside for row in rows])
+    columns = str(refused.value).rpartition("--columns ")[2]
+    named = read_samples([row | beside for row in rows], column=columns)
+    assert [(s.content, s.tools, s.given) for s in named] == [(s.content, s.tools, s.given) for s in read_samples(rows)]
+    fewer = ",".join(f"{column}={column}" for column in form)
+    with pytest.raises(ValueError, match=f"row 2: column {name} would not be learned; add {name}={name} to --columns, or take"):
+        read_samples(rows, column=fewer)
+    assert read_samples(rows[:1], column=fewer) == read_samples([form])
+
+
+@pytest.mark.parametrize(
     ("value", "says"), [(b"\x89PNG", True), (object(), True), (b"", False), (date(2026, 1, 1), False), (2.5, False)]
 )
 def test_a_column_of_no_text_is_refused_unless_it_is_a_number_or_a_date(value, says):

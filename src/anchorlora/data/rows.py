@@ -52,6 +52,7 @@ def iterate_samples(rows: Rows, *, source: str, column: str | None = None, mixed
             row = _rename(row, names) if names else row
             form = form_of(row) if form is None or mixed else form
             _refuse_unread(row, form)
+            _refuse_unnamed(Row(location, columns), form, names)
             assert form.read is not None
             sample = form.read(row)
         else:
@@ -155,10 +156,18 @@ def _refuse_unread(row: Row, form: Form) -> None:
                     f"{row.place}: this row has {list_columns(row)}, and the first one is read as {' and '.join(form.columns)}; "
                     "give every row the same columns"
                 )
+            read = ",".join(f"{c}={c}" for c in (*form.columns, *form.optional) if c in row.columns)
             raise InvalidValue(
                 f"{row.place}: column {name!s:.40} would not be learned; put its text into {form.columns[0]}, take it out, or name "
-                f"the columns to read with --columns {','.join(f'{c}={c}' for c in (*form.columns, *form.optional) if row.has(c))}"
+                f"the columns to read with --columns {read}"
             )
+
+
+def _refuse_unnamed(row: Row, form: Form, names: Mapping[str, str]) -> None:
+    """Refuse a row with something in a column that its form reads, where others are named and it is not."""
+    for name in form.optional if names else ():
+        if name not in names.values() and row.has(name):
+            raise row.refusal(f"column {name} would not be learned; add {name}={name} to --columns, or take it out")
 
 
 def _says_something(value: Any) -> bool:
