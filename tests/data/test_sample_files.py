@@ -99,6 +99,14 @@ def test_a_csv_is_read_by_the_separator_of_its_first_line(tmp_path_factory, kind
     assert [(example.sentence, example.label) for example in examples_of(read_samples(folder / name))] == rows
 
 
+def test_blanks_around_the_names_of_a_csv_are_none_of_them(tmp_path):
+    (tmp_path / "a.csv").write_text("prompt, completion ,id\nq, a,1\n")
+    assert [sample.content for sample in read_samples(tmp_path / "a.csv")] == ["q a"]
+    (tmp_path / "a.csv").write_text("prompt, prompt\nq,a\n")
+    with pytest.raises(InvalidValue, match="line 1: names column 'prompt' twice"):
+        read_samples(tmp_path / "a.csv")
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     st.recursive(st.just(1), lambda inner: st.lists(inner, min_size=1) | st.fixed_dictionaries({"x": inner}), max_leaves=4),

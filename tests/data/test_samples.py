@@ -231,6 +231,19 @@ def test_columns_that_a_refusal_names_drop_nothing_that_their_form_reads(form, o
     assert read_samples(rows[:1], column=fewer) == read_samples([form])
 
 
+@pytest.mark.parametrize("write", [json.dumps, str, lambda turns: str(turns).replace("}, {", "}\n {")])  # of an array, too
+def test_lists_of_messages_as_text_are_not_learned_as_text(write):
+    turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    for asks, says in (("prompt", "completion"), ("prompt", "answer"), ("question", "answer"), ("instruction", "output")):
+        for asked, answered in ((CHAT[:1], CHAT[1:]), (turns, turns[1:])):
+            with pytest.raises(ValueError, match=f"{asks} and {says} hold lists of messages as text; save the rows as JSON"):
+                read_samples([{asks: write(asked), says: write(answered)}])
+    with pytest.raises(ValueError, match="row 1: chosen holds a list of messages as text; save the rows as JSON Lines"):
+        read_samples([{"chosen": write(CHAT), "rejected": "b"}], column="chosen")
+    judged = {"prompt": write(CHAT), "completion": "polite"}
+    assert read_samples([judged])[0].content == write(CHAT) + "polite", "a chat may be what is asked about"
+
+
 @pytest.mark.parametrize(
     ("value", "says"), [(b"\x89PNG", True), (object(), True), (b"", False), (date(2026, 1, 1), False), (2.5, False)]
 )

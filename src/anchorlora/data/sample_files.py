@@ -148,7 +148,7 @@ def _csv(path: Path) -> Rows:
             mark = "," if columns[","] > 1 else max(columns, key=lambda separator: columns[separator])
             file.seek(0)
             reader = csv.DictReader(file, delimiter=mark, strict=True)
-            names = list(map(str, reader.fieldnames or ()))
+            reader.fieldnames = names = [str(name).strip() for name in reader.fieldnames or ()]
             line = reader.line_num
             twice = next((name for name in names if name and names.count(name) > 1), None)
             if twice is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ SPEAKERS = {
     "system": "system",
 }
 CALLING = ("function_call", "tool_call")  # speakers whose text is a call, as JSON
+CHAT = re.compile(r"""\s*\[\s*\{\s*(["'])(role|content|from|value)\1\s*:.*\}\s*\]\s*\Z""", re.DOTALL)  # written as JSON or Python
 MARKS = ("weight", "train")  # of a row or a message: whether it is learned
 
 
@@ -119,10 +121,17 @@ class Row:
 
     def alike(self, *names: str) -> list[Any]:
         """Return the contents of columns, which are all text or all messages."""
+        self.refuse_written(*names)
         parts = [self.content(name) for name in names]
         if len({type(part) for part in parts}) > 1:
             raise self.refusal(f"{' and '.join(names)} must all be text or all be lists of messages")
         return parts
+
+    def refuse_written(self, *names: str) -> None:
+        """Refuse columns that all hold a list of messages as text, whose brackets and quotes would be learned."""
+        if all(isinstance(text := self.columns.get(name), str) and CHAT.match(text) for name in names):
+            what = f"{' and '.join(names)} {'holds a list' if len(names) == 1 else 'hold lists'} of messages as text"
+            raise self.refusal(f"{what}; save the rows as JSON Lines, with a list there")
 
     def tools(self) -> tuple[Message, ...]:
         """Return the functions that a chat may call, which data sets keep as objects or as JSON text."""

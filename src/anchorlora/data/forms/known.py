@@ -65,6 +65,7 @@ def _read_instruction(row: Row, *, asks: str, says: str) -> Sample:
         if row.has("system"):
             raise row.refusal(f"column system would not be learned; put it into {asks} as its first message")
         return _as_it_stands(row, asks=asks, says=says)
+    row.refuse_written(asks, says)
     prompt, answer, further = row.value(asks, str), row.value(says, str), row.text("input") if asks == "instruction" else ""
     turn = (_message("user", f"{prompt}\n{further}" if further else prompt), _message("assistant", answer))
     before = [_message("system", row.text("system"))] if row.has("system") else []
