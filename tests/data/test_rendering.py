@@ -112,6 +112,17 @@ def test_all_answers_are_learned_that_transformers_would_learn_also_where_one_be
         assert [one.example.label for one in examples] == [m["content"] for m in chat if m["role"] == "assistant"]
 
 
+@pytest.mark.parametrize("answer", ["\nhello", "\n\nhello", "\n"])
+def test_a_token_of_line_breaks_is_none_of_the_template(answer, tokenizer):
+    """As Gemma's tokenizer has them: the template's line break and the answer's were one token of the prompt."""
+    tokenizer.add_tokens(["\n\n", "\n\n\n"])
+    tokenizer.chat_template = TURNS.replace("[assistant] ", "[assistant]\n").replace("}}] ", "}}]\n")
+    chat = [CHAT[0], {"role": "assistant", "content": answer}]
+    (e,) = encoded([{"messages": chat}], tokenizer)
+    assert list(e.prompt) == tokenizer.apply_chat_template(chat[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert tokenizer.decode(e.answer) == answer + tokenizer.eos_token
+
+
 def test_a_template_that_writes_nothing_before_a_chat_has_its_first_token_as_prompt(tokenizer):
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
     (one,) = encoded([{"messages": [{"role": "assistant", "content": "Hello, I am Kim."}]}], tokenizer)

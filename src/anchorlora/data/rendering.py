@@ -78,7 +78,10 @@ def chat_turn(example: Example, encoder: Encoder) -> Turn:
     end = closing(tokenizer, str(tokenizer.chat_template), stops, calls=bool(reply.get("tool_calls")))
     read = Tokenized.of(location, text + end, boundary, tokenizer, special=False)
     first = first_after(read.offsets, boundary)
-    while first < len(read.ids) and read.offsets[first][0] < boundary and read.ids[first] in tokenizer.get_added_vocab().values():
+    added = tokenizer.get_added_vocab().values()
+    while first < len(read.ids) and (begin := read.offsets[first][0]) < boundary and read.ids[first] in added:
+        if not text[begin:boundary].strip():
+            break  # the answer's own blanks, which some tokenizers add tokens for
         first += 1  # a token of the template that takes the blanks after it
     read, first, split = read.served(first, apart=not example.continued)
     first = max(first, 1)  # nothing comes before the first token, where a template writes nothing before a chat
