@@ -278,6 +278,21 @@ def test_a_file_that_teaches_nothing_is_refused_in_one_line(text, tmp_path):
     assert "\n" not in str(refused.value)
 
 
+def test_rows_that_teach_nothing_are_not_held_out(tokenizer, tmp_path):
+    asked = [{"messages": [{"role": "user", "content": f"q{i}"}]} for i in range(18)]
+    muted = [{"messages": [*row["messages"], {"role": "assistant", "content": "a", "weight": 0}]} for row in asked]
+    answered = [{"messages": [{"role": "user", "content": f"r{i}"}, {"role": "assistant", "content": "a"}]} for i in range(4)]
+    for rows in (asked + answered, muted + answered):
+        source = files(tmp_path, rows)
+        held = [e.messages[0]["content"] for e in source.examples("t", "test")]
+        assert len(held) == source.held_out("t") == 2
+        assert {*held} < {f"r{i}" for i in range(4)}
+    empty = [{"text": ""}] * 12
+    source = files(tmp_path, [*empty, *({"text": f"the old mill {i}"} for i in range(4))])
+    assert all(e.prompt and e.example.label for split in ("train", "test") for e in encoded(source, tokenizer, split))
+    assert source.counted("t", "train", Encoder(tokenizer, max_tokens=9), test_limit=None, tell=lambda *_: None)["skipped"] == 12
+
+
 def test_columns_of_other_names_and_unknown_ones(tokenizer, tmp_path):
     rows = [{"question": f"q{i}", "reply": f"r{i}", "other": None} for i in range(20)]
     named = files(tmp_path, rows, columns="prompt=question,completion=reply")

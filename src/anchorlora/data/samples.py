@@ -93,7 +93,8 @@ def _examples(sample: Sample) -> Iterator[Example]:
         yield Example(0, "", content if isinstance(content, str) else content[-1]["content"], place=location, ids=sample.ids)
         return
     if isinstance(content, str):
-        yield Example(0, content[:given], content[given:], place=location)
+        if content:
+            yield Example(0, content[:given], content[given:], place=location)
         return
     for i in learned:
         yield Example(

@@ -188,9 +188,10 @@ class _Listed:
         rows, answers, unfit = RowHashes(name), _Answers(), set[int]()
         for number, sample in enumerate(samples):
             rows.add(sample)
-            if not sample.weight:
+            examples = list(examples_of([sample]))
+            if not examples:
                 unfit.add(number)
-            for example in examples_of([sample]):
+            for example in examples:
                 answers.add(example)
         return cls(rows, answers, frozenset(unfit))
 
