@@ -313,6 +313,16 @@ class TestBeside:
         )
         assert tokenizer.eos_token_id in plain
 
+    def test_merged_weights_have_the_models_generation_settings_also_where_they_conflict(self, small_model, tmp_path):
+        base = shutil.copytree(small_model, tmp_path / "base")
+        end = AutoTokenizer.from_pretrained(base).eos_token_id
+        published = {"eos_token_id": end + 1, "temperature": 0.6, "top_p": 0.9}  # which do not count without do_sample
+        (base / "generation_config.json").write_text(json.dumps(published))
+        write_adapter(tmp_path / "in", {Q.format(0): Factors(torch.randn(4, 64), torch.randn(64, 4), 2.0)}, base=str(base))
+        ask(tmp_path / "in", tmp_path / "out", "merged")
+        written = json.loads((tmp_path / "out/generation_config.json").read_text())
+        assert {name: written[name] for name in published} == published | {"eos_token_id": [end, end + 1]}
+
     def test_of_a_base_model_in_the_hubs_cache_come_names_tokenizer_and_license(self, small_model, tmp_path, monkeypatch):
         cache, commit = tmp_path / "hub/models--org--m", "0" * 40
         place = shutil.copytree(small_model, cache / "snapshots" / commit)

@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from anchorlora.adapters import NOTHING, Anchor, attach, merge, mergeable, write_adapter
 from anchorlora.adapters.files import fitted
@@ -243,7 +245,10 @@ def _merge_in_memory(source: ExportSource, request: Request) -> Made:
     processing = processing_files(base_model) if model.config.get_text_config() is not model.config else []
 
     def write(folder: Path) -> None:
+        published, model.generation_config = model.generation_config, GenerationConfig()
         model.to(stored).save_pretrained(folder)
+        if published is not None:  # transformers saves none of which one field was changed and others conflict
+            published.to_json_file(folder / GENERATION_CONFIG_NAME)
         tokenizer.save_pretrained(folder)
         for file in processing:
             shutil.copyfile(file, folder / file.name)
