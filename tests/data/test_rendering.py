@@ -123,6 +123,15 @@ def test_a_token_of_line_breaks_is_none_of_the_template(answer, tokenizer):
     assert tokenizer.decode(e.answer) == answer + tokenizer.eos_token
 
 
+def test_a_mark_of_a_message_that_nobody_reads_is_refused_with_the_one_that_is_read(tokenizer):
+    tokenizer.chat_template = TURNS
+    marked = {"messages": [CHAT[0], CHAT[1] | {"loss": False}, *CHAT]}
+    with pytest.raises(
+        InvalidValue, match="key 'loss' of message 2 .* if it says that the message is not learned, write \"train\": f"
+    ):
+        encoded([marked], tokenizer)
+
+
 def test_a_template_that_writes_nothing_before_a_chat_has_its_first_token_as_prompt(tokenizer):
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
     (one,) = encoded([{"messages": [{"role": "assistant", "content": "Hello, I am Kim."}]}], tokenizer)

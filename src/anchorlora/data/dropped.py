@@ -92,9 +92,12 @@ def refuse_dropped(
             ):
                 if key in THOUGHTS and str(value).strip() in text and text != whole:
                     continue  # written into the thought that the template opens
+                remedy = "take it out, or give the rendered text as prompt and completion"
+                if isinstance(value, (bool, float, int)):  # a mark, as trainers have them
+                    remedy = 'if it says that the message is not learned, write "train": false in its place, else take it out'
                 raise InvalidValue(
                     f"{location}: key {key!r} of message {number} (role {role!r}) would not be learned: the tokenizer's chat "
-                    "template does not write it; take it out, or give the rendered text as prompt and completion"
+                    f"template does not write it; {remedy}"
                 )
     if tools and same(*messages, tools=()):
         raise InvalidValue(

@@ -52,8 +52,8 @@ def render(location: str, messages: Messages, tokenizer: Any, *, asking: bool = 
         raise InvalidValue(f"{location}: the tokenizer's chat template does not end; fetch the tokenizer again") from None
     except Exception as error:  # a template is a program of its own and raises what it likes
         raise InvalidValue(
-            f"{location}: the tokenizer's chat template refuses these messages: {message_of(error)}; change the row, or name "
-            "another template: --set chat_template=FILE"
+            f"{location}: the tokenizer's chat template refuses these messages: {message_of(error)}; change the row, give the "
+            "rendered text as prompt and completion, or, if the template came with --set chat_template=FILE, name another"
         ) from None
     if len(text) > LARGEST:
         raise InvalidValue(f"{location}: the tokenizer's chat template writes {len(text):,} characters; fetch the tokenizer again")

@@ -31,7 +31,8 @@ ALPACA = "the output; formatted as a chat if the tokenizer has a template, other
 TOKENS = ("prompt_ids", "completion_ids")
 PAIRS = (
     "are a preference pair, for TRL's DPOTrainer with ProtectionCallback; to learn the chosen answers alone, name them, with "
-    "--columns prompt=prompt,completion=chosen or --columns messages=chosen"
+    "--columns prompt=prompt,completion=chosen, or question=MINE,answer=chosen; whole chats with messages=chosen, whole texts with "
+    "chosen"
 )
 KTO = (
     "is true or false, as in rows for KTO, and every answer would be learned as good; keep the good rows, without this column, "
