@@ -56,7 +56,8 @@ class Protection(list[ActiveConstraint]):
         """Project what a failed step may have moved, and verify all constraints on the live parameters now, for example before a
         checkpoint; `protect` verifies every `check_every` steps.
         """
-        self.hooks.settle_failed()
+        if not self.watch.has_lost_hooks():
+            self.hooks.settle_failed()
         self.watch.look(step)
         if self.beside is not None:
             self.beside.look(step)

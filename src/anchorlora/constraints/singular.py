@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from anchorlora.constraints.base import ActiveConstraint, ProtectsPast
 from anchorlora.constraints.checks import exact_factor, off_core, on_core, refuse_split, restart
+from anchorlora.constraints.freeze import Frozen
 from anchorlora.constraints.stacks import Stack, outside, stacks_of
 from anchorlora.devices import float64_device, in_float64
 from anchorlora.errors import InvalidValue
@@ -101,7 +102,7 @@ class _OffSingular(ActiveConstraint):
 
     def see(self, active: Sequence[ActiveConstraint]) -> None:
         for other in active:
-            if other is not self and type(other).project is not ActiveConstraint.project:
+            if other is not self and type(other).project is not ActiveConstraint.project and not isinstance(other, Frozen):
                 raise InvalidValue(
                     "ProjectSingular keeps A and B off singular directions, and another constraint projects them too; "
                     "the two projections do not commute: leave one of them out"

@@ -97,7 +97,7 @@ class StepWatch:
         """Return a sentence on the hooks that were removed, and one on the constraint that no longer holds."""
         if elsewhere := self._stored_otherwise("device"):
             return elsewhere, None
-        if any(hook.id not in (hook.hooks_dict_ref() or {}) for hook in self.hooks):
+        if self.has_lost_hooks():
             return "the optimizer's step hooks were removed; leave them until the protected block ends", self._first_violation()
         if recast := self._stored_otherwise("dtype"):
             return recast, self._first_violation()
@@ -118,6 +118,10 @@ class StepWatch:
         if joined := unprotected(self.optimizer, self.anchor, self.also_training):
             return f"{joined[0]} trains without protection now; freeze it, or name its module in also_training", None
         return None
+
+    def has_lost_hooks(self) -> bool:
+        """Return True if a hook on the optimizer was removed."""
+        return any(hook.id not in (hook.hooks_dict_ref() or {}) for hook in self.hooks)
 
     def _first_violation(self) -> str | None:
         """The first constraint that does not hold, with its layer and both numbers."""

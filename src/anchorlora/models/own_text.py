@@ -221,7 +221,7 @@ def _write_batches(
         return str(tokenizer.decode([i for i in ids if i not in stops], skip_special_tokens=True))
 
     def first_line(ids: list[int], ends: Collection[int], *, with_end: bool = False) -> list[int]:
-        """What comes before one of the ends or, without a template, a line's end."""
+        """The tokens before one of the ends or, without a template, before a line's end."""
         last = (i for i, token in enumerate(ids) if token in ends or (not chat and "\n" in tokenizer.decode([token])))
         return ids[: next(last, len(ids)) + with_end]
 
