@@ -105,9 +105,8 @@ def frame(tokenizer: Any, *, chat: bool, room: int | None = None) -> tuple[list[
         before += asks
     least = len(before) + len(after) + 2 * (LEAST_TOKENS + 1)
     if room is not None and room < least:
-        raise InvalidValue(
-            f"max_tokens is {room}, and a text of the model's own takes at least {least}; raise max_tokens, which is --max-length of train"
-        )
+        takes = f"max_tokens is {room}, and a text of the model's own takes at least {least}"
+        raise InvalidValue(f"{takes}; raise max_tokens, which is --max-length of train")
     return before, after
 
 
