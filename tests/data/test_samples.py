@@ -119,6 +119,11 @@ WRONG = [
         f"no known column ({known_forms()}); it has: instruction; name",
     ),
     ({"prompt": "a"}, "no known column"),
+    (
+        {"instruction": "a", "context": "b", "response": "c"},
+        f"no known column ({known_forms()}); it has: instruction, context, response; name yours with --columns "
+        "instruction=instruction,input=MINE,output=MINE, or",
+    ),
     ({"text": "a", "messages": CHAT}, "ambiguous columns, messages or text are possible; name one of them with --columns"),
     ({"text": "a \ud800"}, "text holds characters that are not Unicode text; save the file as UTF-8"),
     ({"messages": [CHAT[0] | {"name": "\ud800"}]}, "messages holds characters that are not Unicode text"),

@@ -26,7 +26,10 @@ def form_of(row: Row) -> Form:
         for form in FORMS:
             if form.read and row.columns.keys() >= {*form.columns} and filled <= form.known:
                 row.value(next(name for name in form.columns if row.columns[name] is None), object)
-        remedy = "name yours with --columns question=MINE,answer=MINE, or prompt=MINE,completion=MINE as they stand"
+        names = "question=MINE,answer=MINE"
+        if "instruction" in row.columns and len(row.columns) > 2:  # as in Dolly, whose `context` belongs to the question
+            names = "instruction=instruction,input=MINE,output=MINE"
+        remedy = f"name yours with --columns {names}, or prompt=MINE,completion=MINE as they stand"
         raise InvalidValue(f"{row.place}: no known column ({known_forms()}); it has: {list_columns(row)}; {remedy}")
     there = {name for name, value in row.columns.items() if value is not None}
     most = max(len(there & form.known) for form in fitting)
